@@ -1,0 +1,1 @@
+//! Agent: follows the local engines' KV events and load and reports them to the index.

@@ -1,0 +1,3 @@
+//! The `cairn` binary: one subcommand per role.
+
+fn main() {}

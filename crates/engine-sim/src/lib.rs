@@ -1,0 +1,1 @@
+//! A vLLM-compatible simulated engine over the replay engine model.

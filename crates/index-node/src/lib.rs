@@ -1,0 +1,1 @@
+//! Index node: replicates the index through Raft and serves ingest, feed and queries.

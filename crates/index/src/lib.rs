@@ -1,0 +1,17 @@
+//! The index: who holds which block, as a deterministic state machine with its own stored-bytes codec.
+//!
+//! [`IndexState`] is applied command by command in log order, by index nodes after a Raft commit and by every follower
+//! of the feed; equal applied index means equal digest (INV-01). It reads no clock, draws no random number and iterates
+//! nothing in hash order.
+
+mod command;
+mod ids;
+mod op;
+mod registry;
+
+pub use command::{BatchOutcome, Command, RegisterOutcome, Reply};
+pub use ids::{HolderId, Incarnation, LogIndex, Seq, SourceId, WorkerId};
+pub use op::{Batch, Confidence, DegradedReason, Op};
+pub use registry::{
+    Holder, HolderSpec, LeaseState, Pool, PoolSpec, Reach, Registry, Role, Source, SourceSpec, Tier, Worker, WorkerSpec,
+};

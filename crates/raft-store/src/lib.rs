@@ -1,0 +1,1 @@
+//! Raft log, vote and snapshots on disk for openraft.

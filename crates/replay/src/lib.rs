@@ -1,0 +1,1 @@
+//! Replay: engine model and traces in virtual time.

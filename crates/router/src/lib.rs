@@ -1,0 +1,1 @@
+//! Router: turns requests into block keys, chooses a worker and proxies the stream.
