@@ -4,14 +4,25 @@
 //! of the feed; equal applied index means equal digest (INV-01). It reads no clock, draws no random number and iterates
 //! nothing in hash order.
 
+pub mod codec;
 mod command;
+mod digest;
 mod ids;
 mod op;
+pub mod oracle;
+mod overlap;
+mod register;
 mod registry;
+mod residency;
+mod state;
 
 pub use command::{BatchOutcome, Command, RegisterOutcome, Reply};
+pub use digest::{HolderDigest, mix, mix_sum};
 pub use ids::{HolderId, Incarnation, LogIndex, Seq, SourceId, WorkerId};
 pub use op::{Batch, Confidence, DegradedReason, Op};
+pub use overlap::{Overlap, Query, WorkerOverlap};
 pub use registry::{
     Holder, HolderSpec, LeaseState, Pool, PoolSpec, Reach, Registry, Role, Source, SourceSpec, Tier, Worker, WorkerSpec,
 };
+pub use residency::{Removed, Residency, Stored};
+pub use state::{Counters, IndexState, SourceAudit, StateDigest};

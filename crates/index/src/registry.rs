@@ -172,7 +172,7 @@ pub struct Holder {
 }
 
 /// Everything but the blocks.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Registry {
     /// The cluster's seed for block keys; set once by [`crate::Command::InitCluster`].
     pub seed: Option<ClusterSeed>,

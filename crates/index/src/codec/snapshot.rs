@@ -1,0 +1,64 @@
+//! The whole state as bytes.
+
+use std::io::{self, Read, Write};
+
+use super::registry::{put_registry, registry};
+use super::wire::{DecodeError, In, Out};
+use crate::overlap::ReachTables;
+use crate::{IndexState, LogIndex, Residency};
+
+/// Version of the bytes of a snapshot.
+pub const SNAPSHOT_VERSION: u32 = 1;
+/// How every snapshot begins.
+const MAGIC: &[u8; 8] = b"CAIRNIDX";
+
+/// Writes the whole state; buffer `to`, since small pieces are written.
+pub fn encode_snapshot<W: Write>(state: &IndexState, to: &mut W) -> io::Result<()> {
+    let mut out = Out::new(to);
+    out.bytes(MAGIC)?;
+    out.number(SNAPSHOT_VERSION)?;
+    out.number(state.applied.0)?;
+    put_registry(&mut out, state, true)?;
+    state.residency.put(&mut out)?;
+    out.bytes(&state.digest().0.to_le_bytes())
+}
+
+/// Reads a state as [`encode_snapshot`] wrote it and checks it by its digest; buffer `from`.
+pub fn decode_snapshot<R: Read>(from: R) -> Result<IndexState, DecodeError> {
+    let mut input = In::new(from);
+    let mut magic = [0u8; 8];
+    input.fill(&mut magic, "a snapshot")?;
+    if magic != *MAGIC {
+        return Err(DecodeError::NoSnapshot);
+    }
+    let version = input.number("a snapshot")?;
+    if version != u64::from(SNAPSHOT_VERSION) {
+        let known = u64::from(SNAPSHOT_VERSION);
+        return Err(DecodeError::Version {
+            what: "snapshot",
+            found: version,
+            known,
+        });
+    }
+    let applied = LogIndex(input.number("the applied index")?);
+    let (registry, next_source, next_worker) = registry(&mut input)?;
+    let residency = Residency::read(&mut input, registry.holders.keys().copied())?;
+    let reach = ReachTables::new(&registry);
+    let mut state = IndexState {
+        registry,
+        residency,
+        applied,
+        next_source,
+        next_worker,
+        reach,
+        ..IndexState::default()
+    };
+    state.registry_digest = super::registry_digest(&state);
+    let written = input.word("the snapshot's digest")?;
+    let found = state.digest().0;
+    if found == written {
+        Ok(state)
+    } else {
+        Err(DecodeError::Digest { found, written })
+    }
+}
