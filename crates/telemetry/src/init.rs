@@ -1,0 +1,147 @@
+//! Sets up logs and traces for one process.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
+
+use crate::{LogFormat, TelemetryConfig};
+
+/// Spans kept while the collector is away; more are dropped and counted by the SDK.
+const SPAN_QUEUE_MAX: usize = 8_192;
+/// How often finished spans are sent.
+const SPAN_EXPORT_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Telemetry that couldn't be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// The log filter doesn't parse.
+    #[error("telemetry.log: `{filter}` is not a log filter; use a level such as `info`, or `info,cairn_router=debug`")]
+    Filter {
+        /// As configured.
+        filter: String,
+        /// Why.
+        #[source]
+        source: tracing_subscriber::filter::ParseError,
+    },
+    /// The exporter can't be made.
+    #[error("telemetry.otlp_endpoint: `{endpoint}` is not usable; give a URL such as http://127.0.0.1:4317")]
+    Exporter {
+        /// As configured.
+        endpoint: String,
+        /// Why.
+        #[source]
+        source: opentelemetry_otlp::ExporterBuildError,
+    },
+    /// A share outside 0 to 1.
+    #[error("telemetry.sample_ratio: {0} is outside 0 to 1")]
+    Ratio(f64),
+    /// Another subscriber is installed in this process.
+    #[error("telemetry is already set up in this process")]
+    Twice(#[source] tracing_subscriber::util::TryInitError),
+}
+
+/// Keeps the exporter alive; flushes it when dropped.
+#[must_use = "traces stop when the guard is dropped"]
+pub struct Guard {
+    provider: Option<SdkTracerProvider>,
+}
+
+impl Guard {
+    /// Sends all finished spans now.
+    pub fn flush(&self) {
+        if let Some(provider) = &self.provider
+            && let Err(error) = provider.force_flush()
+        {
+            tracing::debug!(%error, "spans were not flushed");
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if let Some(provider) = self.provider.take()
+            && let Err(error) = provider.shutdown_with_timeout(Duration::from_secs(2))
+        {
+            tracing::debug!(%error, "the span exporter did not stop cleanly");
+        }
+    }
+}
+
+/// Installs logs (to standard error) and, where an endpoint is given, OTLP traces for service `service`.
+///
+/// Must be called inside a tokio runtime when an endpoint is given. `instance` tells processes of one role apart.
+pub fn init(service: &str, instance: &str, config: &TelemetryConfig) -> Result<Guard, InitError> {
+    if !(0.0..=1.0).contains(&config.sample_ratio) {
+        return Err(InitError::Ratio(config.sample_ratio));
+    }
+    let filter =
+        EnvFilter::try_new(format!("{},cairn::trace=off", config.log)).map_err(|source| InitError::Filter {
+            filter: config.log.clone(),
+            source,
+        })?;
+    let fmt = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let fmt = match config.log_format {
+        LogFormat::Text => fmt.boxed(),
+        LogFormat::Json => tracing_subscriber::fmt::layer()
+            .json()
+            .with_writer(std::io::stderr)
+            .boxed(),
+    };
+    let provider = match config.otlp_endpoint.as_str() {
+        "" => None,
+        endpoint => Some(provider(service, instance, endpoint, config.sample_ratio)?),
+    };
+    // Spans are traced whatever the log level says: sampling decides about traces, the filter about log lines.
+    let otel = provider.as_ref().map(|provider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("cairn"))
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false)
+            .with_filter(tracing_subscriber::filter::filter_fn(|meta| {
+                meta.target().starts_with("cairn") && *meta.level() <= tracing::Level::INFO
+            }))
+    });
+    tracing_subscriber::registry()
+        .with(otel)
+        .with(fmt.with_filter(filter))
+        .try_init()
+        .map_err(InitError::Twice)?;
+    Ok(Guard { provider })
+}
+
+fn provider(service: &str, instance: &str, endpoint: &str, ratio: f64) -> Result<SdkTracerProvider, InitError> {
+    let exporter = SpanExporter::builder()
+        .with_tonic()
+        .with_endpoint(endpoint)
+        .with_timeout(Duration::from_secs(3))
+        .build()
+        .map_err(|source| InitError::Exporter {
+            endpoint: endpoint.to_owned(),
+            source,
+        })?;
+    let batch = BatchConfigBuilder::default()
+        .with_max_queue_size(SPAN_QUEUE_MAX)
+        .with_scheduled_delay(SPAN_EXPORT_INTERVAL)
+        .build();
+    Ok(SdkTracerProvider::builder()
+        .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(batch).build())
+        .with_sampler(Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio))))
+        .with_resource(
+            Resource::builder()
+                .with_service_name(service.to_owned())
+                .with_attribute(KeyValue::new("service.instance.id", instance.to_owned()))
+                .build(),
+        )
+        .build())
+}
