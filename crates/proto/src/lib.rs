@@ -1,4 +1,12 @@
 //! Wire: generated gRPC types and the one translation between them and the domain.
+//!
+//! Message structs stop here: shells convert at the door with [`TryFrom`] (hostile input: bounded, errors name the field)
+//! and answer with [`From`]. [`security`] holds what every port between hosts shares.
+
+mod convert;
+pub mod security;
+
+pub use convert::{BatchAnswer, RegisterAnswer, WireError, check_push, check_soft, limits};
 
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {
