@@ -1,0 +1,110 @@
+//! `verify`, `fix` and `soak`: what they run, in order.
+
+use std::path::Path;
+use std::process::Command;
+
+use clap::Args;
+
+use crate::links;
+use crate::step::{Steps, cargo, say};
+
+/// Arguments of `cargo xtask verify`.
+#[derive(Args)]
+pub struct VerifyArgs {
+    /// Leave out what downloads Python packages: real clients and real vLLM engines.
+    #[arg(long)]
+    no_python: bool,
+}
+
+/// Every check, cheapest first.
+pub fn run(root: &Path, args: &VerifyArgs) -> anyhow::Result<()> {
+    let mut steps = Steps::default();
+    steps.run("format", &mut cargo(root, &["fmt", "--all", "--check"]))?;
+    steps.time("links", || links::check(root))?;
+    let lints = [
+        "clippy",
+        "--release",
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ];
+    steps.run("lints", &mut cargo(root, &lints))?;
+    steps.run("build", &mut cargo(root, &["build", "--release", "--workspace"]))?;
+    if !args.no_python {
+        steps.run("set up real clients", &mut script(root, "tests/clients/setup.sh"))?;
+        steps.run("set up real engines", &mut script(root, "tests/real/setup.sh"))?;
+    }
+    steps.run(
+        "tests",
+        &mut cargo(root, &["test", "--release", "--workspace", "--no-fail-fast"]),
+    )?;
+    let mut docs = cargo(root, &["doc", "--release", "--workspace", "--no-deps", "--quiet"]);
+    steps.run("docs", docs.env("RUSTDOCFLAGS", "-D warnings"))?;
+    if args.no_python {
+        say("SKIPPED: real clients and real engines (--no-python)");
+    } else {
+        steps.run("real clients", &mut script(root, "tests/clients/run.sh"))?;
+        steps.run("real engines", &mut script(root, "tests/real/run.sh"))?;
+    }
+    steps.summary();
+    Ok(())
+}
+
+/// Formats and applies suggestions.
+pub fn fix(root: &Path) -> anyhow::Result<()> {
+    let mut steps = Steps::default();
+    let lints = [
+        "clippy",
+        "--release",
+        "--workspace",
+        "--all-targets",
+        "--fix",
+        "--allow-dirty",
+        "--allow-staged",
+    ];
+    steps.run("lints", &mut cargo(root, &lints))?;
+    steps.run("format", &mut cargo(root, &["fmt", "--all"]))
+}
+
+/// The long runs; their sizes come from the variables that the tests read.
+pub fn soak(root: &Path) -> anyhow::Result<()> {
+    let mut steps = Steps::default();
+    let test = |package: &str| {
+        cargo(
+            root,
+            &[
+                "test",
+                "--release",
+                "-p",
+                package,
+                "--",
+                "--nocapture",
+                "--test-threads",
+                "1",
+            ],
+        )
+    };
+    steps.run(
+        "simulation, 20,000 seeds",
+        test("cairn-sim").env("CAIRN_SIM_SEEDS", "20000"),
+    )?;
+    steps.run(
+        "crash suite, 200 kills",
+        test("cairn-raft-store").env("CAIRN_CRASH_ROUNDS", "200"),
+    )?;
+    steps.run(
+        "index against its oracle, 20 M operations",
+        test("cairn-index").env("CAIRN_FUZZ_OPS", "20000000"),
+    )?;
+    steps.run("faults under load, full length", test("cairn").env("CAIRN_SOAK", "1"))?;
+    steps.summary();
+    Ok(())
+}
+
+fn script(root: &Path, path: &str) -> Command {
+    let mut command = Command::new("bash");
+    command.current_dir(root).arg(path);
+    command
+}
