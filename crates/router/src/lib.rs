@@ -1,1 +1,30 @@
 //! Router: turns requests into block keys, chooses a worker and proxies the stream.
+//!
+//! A request walks through the rooms in this order, each asked once: [`walk`](crate) reads parse -> tokenize -> chain
+//! -> overlap -> choose -> reserve -> forward -> observe. Everything that decides lives in `cairn-routing` and
+//! `cairn-index`; this crate has the sockets, the clock and the tasks.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, missing_docs))]
+
+mod body;
+mod config;
+mod door;
+mod engines;
+mod error;
+mod fleet;
+mod forward;
+mod headers;
+mod metrics;
+mod models;
+mod operator;
+mod relay;
+mod reply;
+mod retry;
+mod sse;
+mod start;
+mod state;
+mod upstream;
+mod walk;
+
+pub use config::{Config, ConfigError, EngineConfig, PoolConfig, TenantConfig};
+pub use start::{Running, StartError, start};

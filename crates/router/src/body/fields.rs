@@ -1,0 +1,282 @@
+//! The members that a decision needs, read from their spans; everything else stays unread.
+
+use serde::Deserialize;
+
+use super::scan::Member;
+
+/// Which OpenAI operation a body is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(crate) enum Endpoint {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/embeddings`.
+    Embeddings,
+}
+
+impl Endpoint {
+    /// The engine's path.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+        }
+    }
+
+    /// Label in metrics and spans.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completions => "completions",
+            Self::Embeddings => "embeddings",
+        }
+    }
+
+    /// The operation whose body has these members, for doors that serve them all.
+    pub(crate) fn by_shape(found: &[Member<'_>]) -> Option<Self> {
+        let has = |key: &str| found.iter().any(|m| m.key == key);
+        if has("messages") {
+            Some(Self::Chat)
+        } else if has("prompt") {
+            Some(Self::Completions)
+        } else if has("input") {
+            Some(Self::Embeddings)
+        } else {
+            None
+        }
+    }
+}
+
+/// What a text completion is asked to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PromptInput {
+    /// Texts to tokenize; a single prompt is a list of one.
+    Texts(Vec<String>),
+    /// Token ids, used as they are.
+    Tokens(Vec<Vec<u32>>),
+}
+
+/// Members that only chat bodies have, as raw JSON.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ChatFields<'a> {
+    /// `messages`.
+    pub messages: &'a str,
+    /// `tools`, where given.
+    pub tools: Option<&'a str>,
+    /// `documents`, where given.
+    pub documents: Option<&'a str>,
+    /// `chat_template_kwargs`, where given.
+    pub template_kwargs: Option<&'a str>,
+    /// `chat_template`, where given.
+    pub chat_template: Option<&'a str>,
+    /// `tool_choice`, where given.
+    pub tool_choice: Option<&'a str>,
+    /// `reasoning_effort`, where given.
+    pub reasoning_effort: Option<&'a str>,
+    /// Whether the template opens the assistant's turn; on by default.
+    pub add_generation_prompt: Option<bool>,
+    /// Whether the last message is left open.
+    pub continue_final_message: bool,
+}
+
+/// What a decision needs of a body.
+#[derive(Clone, Debug)]
+pub(crate) struct Fields<'a> {
+    /// `model`, where given.
+    pub model: Option<String>,
+    /// `stream`.
+    pub stream: bool,
+    /// Longest answer asked for, in tokens.
+    pub max_tokens: Option<u32>,
+    /// `cache_salt`, where given.
+    pub cache_salt: Option<String>,
+    /// `prompt_cache_key`, where given.
+    pub prompt_cache_key: Option<String>,
+    /// `add_special_tokens`, where given.
+    pub add_special_tokens: Option<bool>,
+    /// `truncate_prompt_tokens`, where given.
+    pub truncate_prompt_tokens: Option<i64>,
+    /// Chat members.
+    pub chat: Option<ChatFields<'a>>,
+    /// Raw `prompt`.
+    pub prompt: Option<&'a str>,
+    /// Raw `input` of embeddings.
+    pub input: Option<&'a str>,
+    /// Whether the client gave its own `kv_transfer_params`.
+    pub has_kv_transfer_params: bool,
+}
+
+/// A member with the wrong type.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{param}` must be {expected} (at byte {at})")]
+pub(crate) struct FieldsError {
+    /// Which member.
+    pub param: &'static str,
+    /// What it must be.
+    pub expected: &'static str,
+    /// Where its value starts.
+    pub at: usize,
+}
+
+impl<'a> Fields<'a> {
+    /// Reads the members of a body for `endpoint`; of duplicates the last one counts, as in engines.
+    pub(crate) fn read(body: &'a [u8], found: &[Member<'a>], endpoint: Endpoint) -> Result<Self, FieldsError> {
+        let get = Getter { body, found };
+        let chat = if endpoint == Endpoint::Chat {
+            let messages = get.raw("messages").unwrap_or("");
+            if !messages.starts_with('[') {
+                return Err(get.wrong("messages", "a list of messages"));
+            }
+            Some(ChatFields {
+                messages,
+                tools: get.raw("tools"),
+                documents: get.raw("documents"),
+                template_kwargs: get.raw("chat_template_kwargs"),
+                chat_template: get.raw("chat_template"),
+                tool_choice: get.raw("tool_choice"),
+                reasoning_effort: get.raw("reasoning_effort"),
+                add_generation_prompt: get.flag("add_generation_prompt")?,
+                continue_final_message: get.flag("continue_final_message")?.unwrap_or(false),
+            })
+        } else {
+            None
+        };
+        let prompt = get.raw("prompt");
+        if endpoint == Endpoint::Completions && prompt.is_none() {
+            return Err(get.wrong("prompt", PROMPT_SHAPES));
+        }
+        let max_tokens = match get.number("max_completion_tokens")? {
+            Some(n) => Some(n),
+            None => get.number("max_tokens")?,
+        };
+        Ok(Self {
+            model: get.text("model")?,
+            stream: get.flag("stream")?.unwrap_or(false),
+            max_tokens: max_tokens.map(|n| u32::try_from(n.max(0)).unwrap_or(u32::MAX)),
+            cache_salt: get.text("cache_salt")?,
+            prompt_cache_key: get.text("prompt_cache_key")?,
+            add_special_tokens: get.flag("add_special_tokens")?,
+            truncate_prompt_tokens: get.number("truncate_prompt_tokens")?,
+            chat,
+            prompt,
+            input: get.raw("input"),
+            has_kv_transfer_params: get.raw("kv_transfer_params").is_some(),
+        })
+    }
+}
+
+/// What `prompt` may be.
+const PROMPT_SHAPES: &str = "a string, a list of strings, a list of token ids or a list of such lists";
+
+impl PromptInput {
+    /// Reads the value of `prompt`.
+    pub(crate) fn parse(raw: &str) -> Result<Self, FieldsError> {
+        let wrong = || FieldsError {
+            param: "prompt",
+            expected: PROMPT_SHAPES,
+            at: 0,
+        };
+        fn read<'de, T: Deserialize<'de>>(raw: &'de str) -> Option<T> {
+            serde_json::from_str(raw).ok()
+        }
+        let inner = raw.strip_prefix('[').map(str::trim_start);
+        let parsed = match inner.and_then(|rest| rest.chars().next()) {
+            None => read::<String>(raw).map(|text| Self::Texts(vec![text])),
+            Some('"') => read(raw).map(Self::Texts),
+            Some('[') => read(raw).map(Self::Tokens),
+            Some(_) => read::<Vec<u32>>(raw).map(|tokens| Self::Tokens(vec![tokens])),
+        };
+        parsed.ok_or_else(wrong)
+    }
+}
+
+/// Typed access to members.
+struct Getter<'a, 'm> {
+    body: &'a [u8],
+    found: &'m [Member<'a>],
+}
+
+impl<'a> Getter<'a, '_> {
+    fn member(&self, key: &str) -> Option<&Member<'a>> {
+        self.found.iter().rev().find(|m| m.key == key)
+    }
+
+    /// The JSON text of a member that is there and not null.
+    fn raw(&self, key: &str) -> Option<&'a str> {
+        let value = &self.body[self.member(key)?.value.clone()];
+        // The scan has checked the encoding of the whole body.
+        std::str::from_utf8(value).ok().filter(|text| *text != "null")
+    }
+
+    fn wrong(&self, param: &'static str, expected: &'static str) -> FieldsError {
+        FieldsError {
+            param,
+            expected,
+            at: self.member(param).map_or(0, |m| m.value.start),
+        }
+    }
+
+    fn typed<T: Deserialize<'a>>(&self, param: &'static str, expected: &'static str) -> Result<Option<T>, FieldsError> {
+        match self.raw(param) {
+            None => Ok(None),
+            Some(raw) => serde_json::from_str(raw)
+                .map(Some)
+                .map_err(|_| self.wrong(param, expected)),
+        }
+    }
+
+    fn text(&self, param: &'static str) -> Result<Option<String>, FieldsError> {
+        self.typed(param, "a string")
+    }
+
+    fn flag(&self, param: &'static str) -> Result<Option<bool>, FieldsError> {
+        self.typed(param, "true or false")
+    }
+
+    fn number(&self, param: &'static str) -> Result<Option<i64>, FieldsError> {
+        self.typed(param, "a whole number")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scan::members;
+    use super::*;
+
+    fn fields(text: &str, endpoint: Endpoint) -> Result<Fields<'_>, FieldsError> {
+        Fields::read(text.as_bytes(), &members(text.as_bytes()).unwrap(), endpoint)
+    }
+
+    #[test]
+    fn prompts_come_in_four_shapes() {
+        let check = |raw: &str, want: Option<PromptInput>| assert_eq!(PromptInput::parse(raw).ok(), want, "{raw}");
+        check(r#""a\u00d7""#, Some(PromptInput::Texts(vec!["a\u{d7}".into()])));
+        check(r#"["a","b"]"#, Some(PromptInput::Texts(vec!["a".into(), "b".into()])));
+        check("[1, 2]", Some(PromptInput::Tokens(vec![vec![1, 2]])));
+        check("[ [1],[2,3] ]", Some(PromptInput::Tokens(vec![vec![1], vec![2, 3]])));
+        check("[1,\"a\"]", None);
+        check("[-1]", None);
+        check("7", None);
+    }
+
+    #[test]
+    fn wrong_types_name_the_member() {
+        let error = fields(r#"{"model":7,"prompt":"x"}"#, Endpoint::Completions).unwrap_err();
+        assert_eq!(error.to_string(), "`model` must be a string (at byte 9)");
+        assert_eq!(fields("{}", Endpoint::Chat).unwrap_err().param, "messages");
+        assert_eq!(fields("{}", Endpoint::Completions).unwrap_err().param, "prompt");
+    }
+
+    #[test]
+    fn the_last_duplicate_counts() {
+        let got = fields(
+            r#"{"model":"a","model":"b","prompt":"x","stream":true}"#,
+            Endpoint::Completions,
+        )
+        .unwrap();
+        assert_eq!(got.model.as_deref(), Some("b"));
+        assert!(got.stream);
+    }
+}

@@ -1,0 +1,114 @@
+//! Sends a request to the chosen engine and gets its answer's first byte; what happens after that is the relay's.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+
+use crate::engines::Engine;
+use crate::headers::{DATA_PARALLEL_RANK, strip_response};
+use crate::upstream::{Upstream, UpstreamFault, chain};
+
+/// One leg of a request as it goes to one engine.
+pub(crate) struct Leg<'a> {
+    /// Where to.
+    pub engine: &'a Engine,
+    /// Which rank, where the engine has several.
+    pub rank: Option<u32>,
+    /// The engine's path.
+    pub path: &'static str,
+    /// Headers to send.
+    pub headers: HeaderMap,
+    /// The body to send.
+    pub body: Bytes,
+}
+
+/// An answer that has begun.
+pub(crate) struct Begun {
+    /// Its head, without headers of the connection.
+    pub head: http::response::Parts,
+    /// Its first bytes; none where it has no body.
+    pub first: Option<Bytes>,
+    /// The rest.
+    pub rest: Incoming,
+    /// Its whole length, where the engine told it.
+    pub length: Option<u64>,
+}
+
+impl Begun {
+    /// Whether it is a stream of events.
+    pub(crate) fn is_events(&self) -> bool {
+        self.head
+            .headers
+            .get(header::CONTENT_TYPE)
+            .and_then(|v| v.to_str().ok())
+            .is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+    }
+
+    /// Whether the engine says that it has too much to do.
+    pub(crate) fn is_back_pressure(&self) -> bool {
+        matches!(
+            self.head.status,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS
+        )
+    }
+
+    /// Seconds that the engine asks to be left alone for.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        self.head
+            .headers
+            .get(header::RETRY_AFTER)?
+            .to_str()
+            .ok()?
+            .trim()
+            .parse()
+            .ok()
+    }
+}
+
+/// Sends one leg and waits for the first byte of its answer; dropping the future cancels the request at the engine.
+pub(crate) async fn begin(upstream: &Upstream, leg: Leg<'_>) -> Result<Begun, UpstreamFault> {
+    let request = build(leg)?;
+    let response = upstream.send(request).await?;
+    let (mut head, mut rest) = Response::into_parts(response);
+    let length = rest.size_hint().exact();
+    strip_response(&mut head.headers);
+    let first = loop {
+        match rest.frame().await {
+            None => break None,
+            Some(Err(error)) => return Err(UpstreamFault::Cut(chain(&error))),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data()
+                    && !data.is_empty()
+                {
+                    break Some(data);
+                }
+            }
+        }
+    };
+    Ok(Begun {
+        head,
+        first,
+        rest,
+        length,
+    })
+}
+
+fn build(leg: Leg<'_>) -> Result<Request<Full<Bytes>>, UpstreamFault> {
+    let uri = http::Uri::builder()
+        .scheme(leg.engine.scheme.clone())
+        .authority(leg.engine.authority.clone())
+        .path_and_query(leg.path)
+        .build()
+        .map_err(|error| UpstreamFault::Connect(error.to_string()))?;
+    let mut request = Request::new(Full::new(leg.body));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    *request.headers_mut() = leg.headers;
+    if let Some(rank) = leg.rank {
+        request
+            .headers_mut()
+            .insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
+    }
+    Ok(request)
+}
