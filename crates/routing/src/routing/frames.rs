@@ -1,0 +1,56 @@
+//! Frames between routers: what this one says, and what the others said.
+
+use super::Routing;
+use crate::overlay::STRIDE;
+use crate::{FrameOutcome, Micros, RemoteReservation, RouterFrame, SpeculativePrefix};
+
+/// Youngest prefixes that a frame names; more than a router sends in the second or two that one lives, in bursts.
+pub const MAX_FRAME_PREFIXES: usize = 128;
+
+pub(super) fn take(routing: &mut Routing, now: Micros, frame: &RouterFrame) -> FrameOutcome {
+    if frame.router == routing.config.router {
+        return FrameOutcome::Ignored;
+    }
+    let fleet = &routing.fleet;
+    let outcome = routing.ledger.on_frame(now, frame, |worker| fleet.slot(worker));
+    if outcome == FrameOutcome::Taken {
+        let known = frame.prefixes.iter().take(MAX_FRAME_PREFIXES);
+        let slotted = known.filter_map(|p| fleet.slot(p.worker).map(|slot| (slot, p)));
+        routing.speculative.replace_router(now, &frame.router, slotted);
+    }
+    outcome
+}
+
+pub(super) fn make(routing: &mut Routing, now: Micros) -> RouterFrame {
+    routing.speculative.expire(now);
+    routing.frame_n += 1;
+    let id_of = |slot| routing.fleet.get(slot).map(|w| w.facts.worker);
+    let workers = routing.ledger.own().filter_map(|(slot, own)| {
+        Some(RemoteReservation {
+            worker: id_of(slot)?,
+            requests: own.requests,
+            prefill_tokens: own.prefill_tokens,
+            decode_tokens: own.decode_tokens,
+        })
+    });
+    let prefixes = routing
+        .speculative
+        .own(MAX_FRAME_PREFIXES)
+        .filter_map(|(slot, first, keys, expires)| {
+            let worker = id_of(slot)?;
+            Some(SpeculativePrefix {
+                worker,
+                keys: keys.to_vec(),
+                stride: STRIDE,
+                first,
+                ttl: expires.since(now),
+            })
+        });
+    RouterFrame {
+        router: routing.config.router.clone(),
+        boot: routing.config.boot,
+        n: routing.frame_n,
+        workers: workers.collect(),
+        prefixes: prefixes.collect(),
+    }
+}
