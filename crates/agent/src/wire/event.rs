@@ -53,6 +53,7 @@ struct Fields<'a> {
     medium: Option<&'a [u8]>,
     adapter: Option<Box<str>>,
     extra_keys: Vec<BlockExtra>,
+    has_extra_keys: bool,
     group: Option<u32>,
     spec_kind: SpecKind,
     sliding_window: Option<u32>,
@@ -118,16 +119,39 @@ impl<'a> Fields<'a> {
             b"parent_block_hash" => self.parent = hash(cursor.value()?)?,
             b"token_ids" => self.tokens = tokens(cursor, budget)?,
             b"block_size" => self.block_size = unsigned(cursor)?,
-            b"lora_id" => self.lora_id = signed(cursor)?,
+            b"lora_id" => self.lora_id(cursor.value()?)?,
             b"medium" => self.medium = text(cursor)?,
-            b"lora_name" => self.adapter = short_text(cursor)?,
-            b"extra_keys" => self.extra_keys = extra_keys(cursor, budget)?,
+            b"lora_name" => {
+                if let Some(name) = short_text(cursor)? {
+                    self.adapter = Some(name);
+                }
+            }
+            b"extra_keys" => {
+                self.extra_keys = extra_keys(cursor, budget)?;
+                self.has_extra_keys = true;
+            }
             b"group_idx" => self.group = small(cursor)?,
             b"kv_cache_spec_kind" => self.spec_kind = text(cursor)?.map_or(SpecKind::Unsaid, SpecKind::parse),
             b"kv_cache_spec_sliding_window" => self.sliding_window = small(cursor)?,
             b"cache_salt" => self.cache_salt = short_text(cursor)?,
             b"remaining_copy_counts" => self.remaining_copies = counts(cursor, budget)?,
             _ => cursor.skip()?,
+        }
+        Ok(())
+    }
+
+    /// A number; an engine that sends a name here means the adapter.
+    fn lora_id(&mut self, value: Value<'_>) -> Read<()> {
+        match value {
+            Value::Nil => {}
+            Value::Unsigned(n) => self.lora_id = Some(i64::try_from(n).map_err(|_| RefusalReason::BadField)?),
+            Value::Negative(n) => self.lora_id = Some(n),
+            Value::Text(name) => {
+                if self.adapter.is_none() {
+                    self.adapter = Some(owned(name)?);
+                }
+            }
+            _ => return Err(RefusalReason::BadField),
         }
         Ok(())
     }
@@ -151,6 +175,7 @@ impl<'a> Fields<'a> {
                     medium,
                     adapter: self.adapter,
                     lora_id: self.lora_id,
+                    has_extra_keys: self.has_extra_keys,
                     extra_keys: self.extra_keys,
                     group: self.group,
                     spec_kind: self.spec_kind,
@@ -227,15 +252,6 @@ fn unsigned(cursor: &mut Cursor<'_>) -> Read<Option<u64>> {
     }
 }
 
-fn signed(cursor: &mut Cursor<'_>) -> Read<Option<i64>> {
-    match cursor.value()? {
-        Value::Unsigned(n) => i64::try_from(n).map(Some).map_err(|_| RefusalReason::BadField),
-        Value::Negative(n) => Ok(Some(n)),
-        Value::Nil => Ok(None),
-        _ => Err(RefusalReason::BadField),
-    }
-}
-
 fn small(cursor: &mut Cursor<'_>) -> Read<Option<u32>> {
     unsigned(cursor)?
         .map(|n| u32::try_from(n).map_err(|_| RefusalReason::BadField))
@@ -302,7 +318,9 @@ fn extra_value(cursor: &mut Cursor<'_>, budget: &mut Budget) -> Read<Option<Extr
         }
         return Ok(identity.map(ExtraValue::Tuple));
     }
-    Ok(scalar_text(value)?.map(ExtraValue::Bare))
+    // Raw bytes are content by their nature, never a salt or a name.
+    let bare = !matches!(value, Value::Bytes(_));
+    Ok(scalar_text(value)?.map(if bare { ExtraValue::Bare } else { ExtraValue::Tuple }))
 }
 
 /// Text as it is, numbers in decimal, raw bytes (prompt embeddings) by their hash.

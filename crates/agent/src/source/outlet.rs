@@ -1,0 +1,138 @@
+//! What goes out to the index: batches with their sampled spans, and the core's figures as metrics.
+
+use cairn_index::{Confidence, DegradedReason, Incarnation, Seq};
+use cairn_ingest::{Millis, Source};
+use cairn_telemetry::propagation;
+use tokio::sync::mpsc::error::TrySendError;
+use tracing::Span;
+
+use super::Surroundings;
+use crate::metrics::{Growth, RefusalGrowth, SourceLabel};
+use crate::uplink::Outgoing;
+
+pub(super) struct Outlet {
+    /// Stream that batches are made for.
+    pub(super) stream: u64,
+    batches: mpsc::Sender<Outgoing>,
+    /// Batches between two spans.
+    span_every: u64,
+    sent: u64,
+    /// The batch whose span is open until its acknowledgement.
+    traced: Option<(Incarnation, Seq, Span)>,
+    grown: Grown,
+}
+
+use tokio::sync::mpsc;
+
+#[derive(Default)]
+struct Grown {
+    refused: RefusalGrowth,
+    messages: Growth,
+    events: Growth,
+    gaps: Growth,
+    restarts: Growth,
+}
+
+/// At the highest sampling one batch in this many gets a span: a busy source makes hundreds a second.
+const SPAN_EVERY_LEAST: u64 = 8;
+
+impl Outlet {
+    pub(super) fn new(around: &Surroundings) -> Self {
+        let ratio = around.sample_ratio.clamp(0.0, 1.0);
+        let span_every = if ratio > 0.0 {
+            (SPAN_EVERY_LEAST as f64 / ratio) as u64
+        } else {
+            0
+        };
+        Self {
+            stream: 0,
+            batches: around.uplink.outgoing().clone(),
+            span_every,
+            sent: 0,
+            traced: None,
+            grown: Grown::default(),
+        }
+    }
+
+    /// Sends what the core's window allows and the queue takes; `true` where something was sent.
+    pub(super) fn send(&mut self, core: &mut Source, around: &Surroundings, now: Millis) -> bool {
+        let mut any = false;
+        loop {
+            let permit = match self.batches.try_reserve() {
+                Ok(permit) => permit,
+                // The next tick tries again; the core keeps what it has.
+                Err(TrySendError::Full(()) | TrySendError::Closed(())) => return any,
+            };
+            let Some(batch) = core.next_batch(now) else { return any };
+            let batch = batch.clone();
+            let traced = (self.span_every > 0 && self.sent.is_multiple_of(self.span_every)).then(|| {
+                let name = core.config().pool.as_str();
+                tracing::info_span!(
+                    "ingest.batch",
+                    source = batch.source.0,
+                    incarnation = batch.incarnation.0,
+                    seq = batch.seq.0,
+                    ops = batch.ops.len(),
+                    pool = name,
+                    outcome = tracing::field::Empty,
+                )
+            });
+            self.sent += 1;
+            let traceparent = traced.as_ref().and_then(propagation::of_span).filter(|c| c.sampled);
+            let outgoing = Outgoing {
+                stream: self.stream,
+                traceparent: traceparent
+                    .map(propagation::TraceContext::to_header)
+                    .unwrap_or_default(),
+                batch,
+            };
+            if let (Some(span), Some(_)) = (traced, traceparent) {
+                self.traced = Some((outgoing.batch.incarnation, outgoing.batch.seq, span));
+            }
+            permit.send(outgoing);
+            any = true;
+            let _ = around;
+        }
+    }
+
+    /// A batch was answered: its span ends.
+    pub(super) fn acked(&mut self, incarnation: Incarnation, seq: Seq, outcome: &'static str) {
+        if self
+            .traced
+            .as_ref()
+            .is_some_and(|(i, s, _)| *i == incarnation && *s == seq)
+        {
+            if let Some((_, _, span)) = self.traced.take() {
+                span.record("outcome", outcome);
+            }
+        }
+    }
+
+    /// The core's figures as metrics.
+    pub(super) fn publish(&mut self, core: &Source, label: &SourceLabel, around: &Surroundings) {
+        let (stats, m) = (core.stats(), &around.metrics);
+        self.grown.refused.follow(&label.source, &stats.refused, m);
+        self.grown
+            .messages
+            .follow(stats.messages, &m.messages.get_or_create(label));
+        self.grown.events.follow(stats.events, &m.events.get_or_create(label));
+        self.grown.gaps.follow(stats.gaps, &m.gaps.get_or_create(label));
+        self.grown
+            .restarts
+            .follow(stats.restarts, &m.restarts.get_or_create(label));
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        m.suspects.get_or_create(label).set(gauge(stats.suspects));
+        m.quarantined.get_or_create(label).set(gauge(stats.quarantined));
+        m.mirror_blocks.get_or_create(label).set(gauge(stats.blocks));
+        m.outbox.get_or_create(label).set(gauge(stats.outbox));
+        m.unacked.get_or_create(label).set(gauge(stats.unacked));
+        let confidence = core.confidence();
+        m.exact
+            .get_or_create(label)
+            .set(i64::from(confidence == Confidence::Exact));
+        m.silent
+            .get_or_create(label)
+            .set(i64::from(confidence == Confidence::Degraded(DegradedReason::Silent)));
+        m.unrouted.set(gauge(around.hubs.unrouted()));
+    }
+}
