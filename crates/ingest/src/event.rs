@@ -143,8 +143,10 @@ pub struct Stored {
     pub adapter: Option<Box<str>>,
     /// Adapter number of engines that don't send its name.
     pub lora_id: Option<i64>,
-    /// Blocks with extra keys, by position; blocks without aren't listed.
+    /// Blocks with extra keys, in ascending position; blocks without aren't listed.
     pub extra_keys: Vec<BlockExtra>,
+    /// Whether the event has extra keys at all: events of outer tiers lack them, and a salt with them.
+    pub has_extra_keys: bool,
     /// Cache group.
     pub group: Option<u32>,
     /// Kind of that group.
@@ -222,4 +224,17 @@ pub struct EventBatch {
     pub events: Vec<EngineEvent>,
     /// Events that were left out, and why.
     pub refused: Vec<RefusalReason>,
+}
+
+impl EventBatch {
+    /// Tokens and hashes in it: what it costs to keep.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let of = |event: &EngineEvent| match event {
+            EngineEvent::Stored(stored) => stored.tokens.len() + 2 * stored.hashes.len(),
+            EngineEvent::Removed(removed) => 2 * removed.hashes.len(),
+            EngineEvent::Cleared => 1,
+        };
+        16 + self.events.iter().map(of).sum::<usize>()
+    }
 }

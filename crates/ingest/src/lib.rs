@@ -6,7 +6,11 @@
 //! [`Effect`]s and sends its batches.
 
 mod event;
+mod fixed_hash;
+mod mirror;
+mod outbox;
 mod refusal;
+mod session;
 mod source;
 mod time;
 

@@ -1,9 +1,16 @@
 //! One stream of an engine rank, from decoded messages to batches for the index.
 
-use cairn_blocks::{BlockKey, BlockSize, ClusterSeed};
-use cairn_index::{Batch, BatchOutcome, Confidence, HolderId, Incarnation, Seq, SourceId, Tier};
+use std::collections::VecDeque;
 
-use crate::{EventBatch, Millis, RefusalCounts};
+use cairn_blocks::{BlockKey, BlockSize, ClusterSeed};
+use cairn_index::{
+    Batch, BatchOutcome, Confidence, DegradedReason, HolderDigest, HolderId, Incarnation, Seq, SourceId, Tier,
+};
+
+use crate::mirror::{Mirror, MirrorConfig};
+use crate::outbox::{Answer, Outbox};
+use crate::session::{Session, Step};
+use crate::{EngineEvent, EventBatch, Millis, RefusalCounts};
 
 /// What a source needs to know about itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,6 +29,14 @@ pub struct SourceConfig {
     pub multimodal: bool,
     /// Whether the engine has a replay socket.
     pub replay: bool,
+    /// Whether the engine publishes events at all.
+    pub events: bool,
+}
+
+impl SourceConfig {
+    /// Most engine blocks that a mirror keeps unless told otherwise: the cache of a small model on a GPU with 128 GB.
+    /// At about 40 bytes each they take 160 MB.
+    pub const MAX_BLOCKS: usize = 4 << 20;
 }
 
 /// A registration that the index accepted.
@@ -92,65 +107,409 @@ pub enum AuditOutcome {
 pub struct SourceStats {
     /// What was refused so far.
     pub refused: RefusalCounts,
+    /// Messages and events applied.
+    pub batches: u64,
+    /// Events in them.
+    pub events: u64,
+    /// Lifetimes of the engine that ended.
+    pub restarts: u64,
+    /// Gaps that no replay could fill, and how many messages were lost in them.
+    pub gaps: u64,
+    /// Messages lost for good.
+    pub lost_batches: u64,
+    /// Replays asked for.
+    pub replays: u64,
+    /// Times that a sleeping engine's blocks were purged.
+    pub purges: u64,
+    /// Messages whose rank isn't the connection's.
+    pub foreign_rank: u64,
+    /// Audits that found a difference.
+    pub drifts: u64,
+    /// Engine blocks held, by tier in the order of the holders.
+    pub held_blocks: Vec<u64>,
+    /// Blocks that are suspect after a gap.
+    pub suspects: u64,
+    /// Suspects confirmed, cut and dropped so far.
+    pub suspects_confirmed: u64,
+    /// Suspects that the engine's own figures refuted.
+    pub suspects_cut: u64,
+    /// Suspects that a turnover of the cache dropped.
+    pub suspects_dropped: u64,
+    /// Blocks that wait for a parent or for their tokens.
+    pub quarantined: u64,
+    /// Copies of outer tiers that a clear took away although the engine may still have them.
+    pub cleared_outer: u64,
+    /// Live messages that wait for a replay.
+    pub buffered: u64,
+    /// Changes not yet in a batch, at most.
+    pub backlog: u64,
+    /// Batches without an answer.
+    pub in_flight: u64,
+    /// Batches sent more than once.
+    pub resent: u64,
+    /// Times that the window of unanswered batches was full.
+    pub window_full: u64,
+    /// Stores whose anchor the index didn't know.
+    pub unknown_anchors: u64,
+    /// Times that everything was told again.
+    pub full_repairs: u64,
+    /// Blocks left out because their way from the root doesn't fit a batch.
+    pub unanchored: u64,
+    /// Memory of the mirror.
+    pub mirror_bytes: u64,
+}
+
+/// Computed prompt tokens without any event that make a rank silent.
+const SILENT_TOKENS: u64 = 1_024;
+/// For this long.
+const SILENT_MS: u64 = 10_000;
+/// A turnover of a cache of unknown size, in engine blocks, where it is seen to hold fewer.
+const MIN_TURNOVER: u64 = 1_024;
+/// Full repairs after audits are at least this far apart.
+const REPAIR_INTERVAL_MS: u64 = 10_000;
+/// Effects that wait for the shell: more means that it doesn't listen.
+const MAX_EFFECTS: usize = 64;
+
+/// An unrepairable gap, until the cache has turned over once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Gap {
+    /// Count of GPU stores at which everything from before is gone.
+    pub(crate) ends_at: u64,
 }
 
 /// One stream of an engine rank.
 #[derive(Debug)]
 pub struct Source {
-    config: SourceConfig,
-    stats: SourceStats,
-    queue: Vec<Effect>,
+    pub(crate) config: SourceConfig,
+    pub(crate) session: Session,
+    pub(crate) mirror: Mirror,
+    pub(crate) outbox: Outbox,
+    pub(crate) gap: Option<Gap>,
+    asleep: bool,
+    silent: bool,
+    /// Computed tokens when they began to grow without events, and since when.
+    quiet_from: Option<(Millis, u64)>,
+    repaired_at: Option<Millis>,
+    effects: VecDeque<Effect>,
+    counts: SourceStats,
 }
 
-#[allow(missing_docs, unused_variables)]
 impl Source {
+    /// A source that knows nothing yet.
+    #[must_use]
     pub fn new(config: SourceConfig, now: Millis) -> Self {
+        let mirror = Mirror::new(mirror_config(&config));
+        let session = Session::new(config.replay, now);
+        Self::from_parts(config, session, mirror, Outbox::default(), None)
+    }
+
+    pub(crate) fn from_parts(
+        config: SourceConfig,
+        session: Session,
+        mirror: Mirror,
+        outbox: Outbox,
+        gap: Option<Gap>,
+    ) -> Self {
         Self {
             config,
-            stats: SourceStats::default(),
-            queue: Vec::new(),
+            session,
+            mirror,
+            outbox,
+            gap,
+            asleep: false,
+            silent: false,
+            quiet_from: None,
+            repaired_at: None,
+            effects: VecDeque::new(),
+            counts: SourceStats::default(),
         }
     }
+
+    /// As made.
+    #[must_use]
     pub fn config(&self) -> &SourceConfig {
         &self.config
     }
+
+    /// Sets the capacity once the engine's metrics have told it.
+    pub fn set_capacity(&mut self, blocks: u64) {
+        self.config.capacity_blocks = blocks;
+    }
+
+    /// Sets how many engine blocks the mirror keeps at most; more are left out, and the source says so.
+    pub fn set_max_blocks(&mut self, blocks: usize) {
+        self.mirror.set_max_nodes(blocks);
+    }
+
     /// The lifetime to ask for in the registration: `None` for a new one.
+    #[must_use]
     pub fn resume(&self) -> Option<Incarnation> {
-        None
+        self.outbox.registration().map(|r| r.incarnation)
     }
-    pub fn registered(&mut self, now: Millis, registration: Registration) {}
+
+    /// The present registration.
+    #[must_use]
+    pub fn registration(&self) -> Option<&Registration> {
+        self.outbox.registration()
+    }
+
+    /// The index accepted a registration.
+    pub fn registered(&mut self, _now: Millis, registration: Registration) {
+        self.outbox.registered(registration, &mut self.mirror);
+    }
+
     /// The subscription is (again) up.
-    pub fn connected(&mut self, now: Millis) {}
-    pub fn disconnected(&mut self, now: Millis) {}
-    pub fn live(&mut self, now: Millis, batch: EventBatch) {}
-    pub fn replayed(&mut self, now: Millis, batch: EventBatch) {}
-    pub fn replay_ended(&mut self, now: Millis, end: ReplayEnd) {}
-    /// The engine's process start time (any unit, only compared), as its metrics say.
-    pub fn process_started(&mut self, now: Millis, start: u64) {}
-    pub fn asleep(&mut self, now: Millis, asleep: bool) {}
-    /// Total prompt tokens that the engine has computed so far, as its metrics say; finds silent ranks.
-    pub fn served(&mut self, now: Millis, prompt_tokens: u64) {}
-    /// What the engine said it reused of a request: confirms or cuts suspects.
-    pub fn cached_tokens(&mut self, now: Millis, keys: &[BlockKey], cached: u32) {}
+    pub fn connected(&mut self, now: Millis) {
+        self.session.connected(now);
+        self.follow(now);
+    }
+
+    /// The subscription is down.
+    pub fn disconnected(&mut self, _now: Millis) {
+        self.session.disconnected();
+    }
+
+    /// A live message came.
+    pub fn live(&mut self, now: Millis, batch: EventBatch) {
+        self.session.live(now, batch);
+        self.follow(now);
+    }
+
+    /// An answer of the replay socket came.
+    pub fn replayed(&mut self, now: Millis, batch: EventBatch) {
+        self.session.replayed(now, batch);
+        self.follow(now);
+    }
+
+    /// A replay came to its end.
+    pub fn replay_ended(&mut self, now: Millis, end: ReplayEnd) {
+        self.session.replay_ended(now, end);
+        self.follow(now);
+    }
+
+    /// The engine's process start time, in any unit: only compared.
+    pub fn process_started(&mut self, now: Millis, start: u64) {
+        self.session.process_started(now, start);
+        self.follow(now);
+    }
+
+    /// Whether the engine sleeps: its cache is gone then, whether or not it said so.
+    pub fn asleep(&mut self, _now: Millis, asleep: bool) {
+        self.asleep = asleep;
+        self.purge_if_asleep();
+    }
+
+    /// Prompt tokens that the engine has computed (not found in its cache) since its start: when they grow and no event
+    /// comes, the rank is silent.
+    pub fn served(&mut self, now: Millis, computed_tokens: u64) {
+        let (since, from) = *self.quiet_from.get_or_insert((now, computed_tokens));
+        if computed_tokens <= from {
+            self.quiet_from = Some((now, computed_tokens));
+        } else if computed_tokens - from >= SILENT_TOKENS && now.since(since) >= SILENT_MS {
+            self.silent = true;
+        }
+    }
+
+    /// What the engine said it reused of a prompt with these block keys, in tokens: confirms or cuts suspects.
+    pub fn cached_tokens(&mut self, keys: &[BlockKey], cached: u32) {
+        self.mirror.observe_cached(keys, cached);
+    }
+
     /// Call about every 100 ms.
-    pub fn tick(&mut self, now: Millis) {}
+    pub fn tick(&mut self, now: Millis) {
+        self.session.tick(now);
+        self.follow(now);
+        self.purge_if_asleep();
+    }
+
+    /// What the shell must do, in order.
     pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.queue.pop()
+        self.effects.pop_front()
     }
-    /// The next batch to send, oldest first; `None` when the window is full or nothing changed.
-    pub fn next_batch(&mut self, now: Millis) -> Option<&Batch> {
-        None
+
+    /// The next batch to send, oldest first; `None` when nothing changed, the window is full, or no registration
+    /// stands. Each is returned once, and again after a refusal or a lost connection.
+    pub fn next_batch(&mut self, _now: Millis) -> Option<&Batch> {
+        let confidence = self.confidence();
+        self.outbox.next_batch(&mut self.mirror, confidence)
     }
-    pub fn acked(&mut self, now: Millis, incarnation: Incarnation, seq: Seq, outcome: &BatchOutcome) {}
-    /// The stream to the index broke: unacknowledged batches are sent again.
-    pub fn push_stream_lost(&mut self) {}
+
+    /// The index answered for a batch.
+    pub fn acked(&mut self, _now: Millis, incarnation: Incarnation, seq: Seq, outcome: &BatchOutcome) {
+        match self.outbox.acked(incarnation, seq, outcome, &mut self.mirror) {
+            Answer::Done => {}
+            Answer::Reregister => {
+                self.outbox.reset();
+                self.push_effect(Effect::Reregister);
+            }
+            Answer::Fenced(current) => self.push_effect(Effect::Stop { current }),
+        }
+    }
+
+    /// The stream to the index broke: what has no answer is sent again after the next registration.
+    pub fn push_stream_lost(&mut self) {
+        self.outbox.connection_lost();
+    }
+
+    /// Compares the index's figures, taken after it applied `seq`, with what it was told; repairs a difference.
     pub fn audit(&mut self, now: Millis, seq: Seq, holders: &[HolderAudit]) -> AuditOutcome {
-        AuditOutcome::InFlight
+        if self.outbox.registration().is_none() || self.outbox.in_flight() > 0 || seq != self.outbox.built() {
+            return AuditOutcome::InFlight;
+        }
+        let told = |holder: HolderId| {
+            self.outbox.holders().iter().position(|h| *h == holder).map(|tier| self.mirror.told[tier])
+        };
+        let pending = self.mirror.clear_first.contains(&true);
+        let equal = holders.iter().all(|h| {
+            told(h.holder).is_some_and(|d| d.blocks == h.blocks && d.digest == h.digest)
+        });
+        if equal {
+            return AuditOutcome::Equal;
+        }
+        if pending {
+            return AuditOutcome::InFlight;
+        }
+        self.counts.drifts += 1;
+        if self.repaired_at.is_none_or(|at| now.since(at) >= REPAIR_INTERVAL_MS) {
+            self.repaired_at = Some(now);
+            self.outbox.repair(&mut self.mirror);
+        }
+        AuditOutcome::Drift
     }
+
+    /// What the index may claim about the source now.
+    #[must_use]
     pub fn confidence(&self) -> Confidence {
-        Confidence::Exact
+        let reason = if !self.config.events {
+            DegradedReason::NoEvents
+        } else if self.silent {
+            DegradedReason::Silent
+        } else if self.session.is_replaying() || self.session.is_away() {
+            DegradedReason::Replaying
+        } else if self.gap.is_some() {
+            DegradedReason::Gap
+        } else if self.mirror.full {
+            DegradedReason::Bounded
+        } else if self.mirror.is_hybrid() {
+            DegradedReason::Hybrid
+        } else {
+            return Confidence::Exact;
+        };
+        Confidence::Degraded(reason)
     }
-    pub fn stats(&self) -> &SourceStats {
-        &self.stats
+
+    /// Blocks and digest told to the index, by tier in the order of the holders.
+    #[must_use]
+    pub fn told(&self) -> Vec<HolderDigest> {
+        self.mirror.told[..self.config.tiers.len().min(self.mirror.told.len())].to_vec()
+    }
+
+    /// Figures for metrics.
+    #[must_use]
+    pub fn stats(&self) -> SourceStats {
+        let mirror = &self.mirror.stats;
+        let mut stats = self.counts.clone();
+        for (reason, n) in mirror.refused.iter() {
+            stats.refused.add_many(reason, n);
+        }
+        stats.held_blocks = (0..self.config.tiers.len()).map(|tier| self.mirror.held(tier)).collect();
+        stats.suspects = self.mirror.suspects();
+        stats.suspects_confirmed = mirror.suspects_confirmed;
+        stats.suspects_cut = mirror.suspects_cut;
+        stats.suspects_dropped = mirror.suspects_dropped;
+        stats.quarantined = self.mirror.waiting() as u64;
+        stats.cleared_outer = mirror.cleared_outer;
+        stats.buffered = self.session.buffered() as u64;
+        stats.backlog = self.mirror.backlog() as u64;
+        stats.in_flight = self.outbox.in_flight() as u64;
+        stats.resent = self.outbox.resent;
+        stats.window_full = self.outbox.window_full;
+        stats.unknown_anchors = self.outbox.unknown_anchors;
+        stats.full_repairs = self.outbox.full_repairs;
+        stats.unanchored = mirror.unanchored;
+        stats.mirror_bytes = self.mirror.memory_bytes() as u64;
+        stats
+    }
+
+    /// Carries out what the session found.
+    fn follow(&mut self, _now: Millis) {
+        for step in self.session.take_steps() {
+            match step {
+                Step::Apply(batch) => self.apply(&batch),
+                Step::NewLife => {
+                    self.counts.restarts += 1;
+                    self.mirror.restart();
+                    self.outbox.reset();
+                    self.gap = None;
+                    self.quiet_from = None;
+                    self.push_effect(Effect::Reregister);
+                }
+                Step::Gap { lost } => {
+                    self.counts.gaps += 1;
+                    self.counts.lost_batches += lost;
+                    self.begin_gap();
+                }
+                Step::RequestReplay { from } => {
+                    self.counts.replays += 1;
+                    self.push_effect(Effect::RequestReplay { from });
+                }
+                Step::Refused(reason) => self.counts.refused.add(reason),
+            }
+        }
+    }
+
+    fn apply(&mut self, batch: &EventBatch) {
+        self.counts.batches += 1;
+        self.counts.events += batch.events.len() as u64;
+        self.silent = false;
+        self.quiet_from = None;
+        for reason in &batch.refused {
+            self.counts.refused.add(*reason);
+        }
+        for event in &batch.events {
+            self.mirror.apply(event);
+            if *event == EngineEvent::Cleared {
+                // Nothing from before is left, so nothing is unknown.
+                self.gap = None;
+            }
+        }
+        if self.gap.is_some_and(|gap| self.mirror.gpu_stores >= gap.ends_at) {
+            self.mirror.drop_suspects();
+            self.gap = None;
+        }
+    }
+
+    fn begin_gap(&mut self) {
+        self.mirror.suspect_all();
+        let turnover = match self.config.capacity_blocks {
+            0 => self.mirror.held(0).max(MIN_TURNOVER),
+            known => known,
+        };
+        self.gap = Some(Gap { ends_at: self.mirror.gpu_stores.saturating_add(turnover) });
+    }
+
+    fn purge_if_asleep(&mut self) {
+        if self.asleep && (0..self.config.tiers.len()).any(|tier| self.mirror.held(tier) > 0) {
+            self.counts.purges += 1;
+            self.mirror.clear();
+            self.gap = None;
+        }
+    }
+
+    fn push_effect(&mut self, effect: Effect) {
+        if self.effects.back() != Some(&effect) && self.effects.len() < MAX_EFFECTS {
+            self.effects.push_back(effect);
+        }
+    }
+}
+
+pub(crate) fn mirror_config(config: &SourceConfig) -> MirrorConfig {
+    MirrorConfig {
+        seed: config.seed,
+        pool: config.pool.clone(),
+        block_size: config.block_size,
+        tiers: config.tiers.clone(),
+        multimodal: config.multimodal,
+        max_nodes: SourceConfig::MAX_BLOCKS,
     }
 }

@@ -1,0 +1,418 @@
+//! What one engine rank holds, by its own hashes: block keys, depths and copy counts, and what the index was told.
+
+mod drain;
+mod groups;
+mod names;
+pub(crate) mod node;
+mod place;
+mod quarantine;
+mod remove;
+mod store;
+mod suspects;
+
+use std::collections::VecDeque;
+
+use cairn_blocks::{BlockKey, BlockSize, ClusterSeed};
+use cairn_index::{HolderDigest, Tier};
+
+use crate::fixed_hash::FixedMap;
+use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason};
+use groups::Groups;
+use node::{ALL_TIERS, Arena, DIRTY, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS};
+use quarantine::Quarantine;
+
+/// Nodes kept a while after nobody holds them, where the source has outer tiers: their events may come later than the
+/// GPU's removal and without tokens.
+const MAX_GHOSTS: usize = 8 << 10;
+/// The list of changes is swept when it is this much longer than after the last sweep.
+const SWEEP_SLACK: usize = 4 << 10;
+
+/// What a mirror needs to know.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct MirrorConfig {
+    pub(crate) seed: ClusterSeed,
+    pub(crate) pool: String,
+    pub(crate) block_size: BlockSize,
+    /// In the order of the holders; at most three.
+    pub(crate) tiers: Vec<Tier>,
+    pub(crate) multimodal: bool,
+    /// Most nodes; capped by what a slot can name.
+    pub(crate) max_nodes: usize,
+}
+
+/// Figures of a mirror.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct MirrorStats {
+    pub(crate) refused: RefusalCounts,
+    /// Blocks of outer tiers that a clear took away although the engine may still have them.
+    pub(crate) cleared_outer: u64,
+    /// Suspects that `cached_tokens` confirmed or cut, and that a turnover dropped.
+    pub(crate) suspects_confirmed: u64,
+    pub(crate) suspects_cut: u64,
+    pub(crate) suspects_dropped: u64,
+    /// Blocks that could not be anchored within the bounds of a batch.
+    pub(crate) unanchored: u64,
+}
+
+/// Engine hash -> place, per source.
+#[derive(Debug)]
+pub(crate) struct Mirror {
+    pub(crate) config: MirrorConfig,
+    pub(crate) arena: Arena,
+    quarantine: Quarantine,
+    groups: Groups,
+    /// Slot and tier of what changed since it was last told to the index.
+    dirty: VecDeque<u32>,
+    swept: usize,
+    ghosts: VecDeque<Slot>,
+    /// Blocks with copies, by tier.
+    held: [u64; TIERS],
+    suspects: [u64; TIERS],
+    /// Suspects by their key, from the last time that everything became suspect.
+    suspect_keys: FixedMap<u64, Slot>,
+    /// GPU copies that were ever announced: measures turnovers.
+    pub(crate) gpu_stores: u64,
+    /// What the index has been told, by tier.
+    pub(crate) told: [HolderDigest; TIERS],
+    /// Tiers whose holders must be emptied before anything else is told.
+    pub(crate) clear_first: [bool; TIERS],
+    /// Some block isn't exactly one canonical block.
+    mixed: bool,
+    /// Blocks were left out for want of room.
+    pub(crate) full: bool,
+    pub(crate) stats: MirrorStats,
+    /// End of the last chain that was stored and its root, so that a growing chain isn't walked again.
+    last_end: (Slot, Slot),
+}
+
+impl Mirror {
+    pub(crate) fn new(mut config: MirrorConfig) -> Self {
+        config.tiers.truncate(TIERS);
+        config.max_nodes = config.max_nodes.min(MAX_SLOTS);
+        Self {
+            config,
+            arena: Arena::new(),
+            quarantine: Quarantine::default(),
+            groups: Groups::default(),
+            dirty: VecDeque::new(),
+            swept: 0,
+            ghosts: VecDeque::new(),
+            held: [0; TIERS],
+            suspects: [0; TIERS],
+            suspect_keys: FixedMap::default(),
+            gpu_stores: 0,
+            told: [HolderDigest::default(); TIERS],
+            clear_first: [false; TIERS],
+            mixed: false,
+            full: false,
+            stats: MirrorStats::default(),
+            last_end: (node::NONE, node::NONE),
+        }
+    }
+
+    pub(crate) fn set_max_nodes(&mut self, nodes: usize) {
+        self.config.max_nodes = nodes.min(MAX_SLOTS);
+    }
+
+    /// Applies one event.
+    pub(crate) fn apply(&mut self, event: &EngineEvent) {
+        match event {
+            EngineEvent::Stored(stored) => self.store(stored),
+            EngineEvent::Removed(removed) => self.remove(removed),
+            EngineEvent::Cleared => self.clear(),
+        }
+    }
+
+    /// Everything goes, in every tier; the index is told by one clear for each holder.
+    pub(crate) fn clear(&mut self) {
+        self.stats.cleared_outer += self.held.iter().skip(1).sum::<u64>();
+        for tier in 0..self.config.tiers.len() {
+            self.clear_first[tier] |= self.told[tier].blocks > 0;
+        }
+        self.forget_blocks();
+    }
+
+    /// A new lifetime: the index drops the old one's blocks by itself, so nothing is told.
+    pub(crate) fn restart(&mut self) {
+        self.clear_first = [false; TIERS];
+        self.groups = Groups::default();
+        self.mixed = false;
+        self.full = false;
+        self.forget_blocks();
+    }
+
+    fn forget_blocks(&mut self) {
+        self.arena.clear();
+        self.quarantine.clear();
+        self.dirty = VecDeque::new();
+        self.swept = 0;
+        self.ghosts = VecDeque::new();
+        self.held = [0; TIERS];
+        self.suspects = [0; TIERS];
+        self.suspect_keys = FixedMap::default();
+        self.told = [HolderDigest::default(); TIERS];
+        self.last_end = (node::NONE, node::NONE);
+    }
+
+    /// Tells everything again: after clears where the index may have something, else from nothing.
+    pub(crate) fn tell_all(&mut self, clear: bool) {
+        self.dirty.clear();
+        let slots: Vec<Slot> = self.arena.slots().collect();
+        for slot in &slots {
+            let node = self.arena.get_mut(*slot);
+            node.flags &= !(ALL_TIERS * SENT | ALL_TIERS * DIRTY);
+        }
+        for tier in 0..self.config.tiers.len() {
+            self.told[tier] = HolderDigest::default();
+            self.clear_first[tier] = clear;
+        }
+        for slot in slots {
+            for tier in 0..self.config.tiers.len() {
+                if self.arena.get(slot).copies[tier] > 0 {
+                    self.mark(slot, tier);
+                }
+            }
+            if !self.arena.get(slot).has(FREE) && self.arena.get(slot).is_idle() {
+                self.release(slot);
+            }
+        }
+    }
+
+    /// Engine blocks with copies in a tier.
+    pub(crate) fn held(&self, tier: usize) -> u64 {
+        self.held[tier]
+    }
+
+    pub(crate) fn suspects(&self) -> u64 {
+        self.suspects.iter().sum()
+    }
+
+    pub(crate) fn waiting(&self) -> usize {
+        self.quarantine.len()
+    }
+
+    /// Changes not told yet, an upper bound.
+    pub(crate) fn backlog(&self) -> usize {
+        self.dirty.len()
+    }
+
+    pub(crate) fn is_hybrid(&self) -> bool {
+        self.groups.is_hybrid()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.arena.memory_bytes() + self.dirty.capacity() * 4 + self.ghosts.capacity() * 4
+    }
+
+    fn tier_of(&self, medium: Medium) -> Option<usize> {
+        let wanted = match medium {
+            Medium::Gpu => Tier::Gpu,
+            Medium::Cpu => Tier::Cpu,
+            Medium::Shared => Tier::Shared,
+        };
+        self.config.tiers.iter().position(|t| *t == wanted)
+    }
+
+    fn refuse(&mut self, reason: RefusalReason) {
+        self.stats.refused.add(reason);
+    }
+
+    /// Sets how many copies a node has in a tier, and notes what that changes.
+    fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
+        let before = self.arena.get(slot).copies[tier];
+        self.arena.set_copies(slot, tier, copies);
+        if (before > 0) == (copies > 0) {
+            return;
+        }
+        if copies > 0 {
+            self.held[tier] += 1;
+        } else {
+            self.held[tier] -= 1;
+            self.unsuspect(slot, tier);
+        }
+        self.touch(slot, tier);
+        if copies == 0 && self.arena.get(slot).is_idle() {
+            self.release(slot);
+        }
+    }
+
+    /// Notes that what `slot` completes in `tier` may have changed, and what hangs on it inside the same block.
+    fn touch(&mut self, slot: Slot, tier: usize) {
+        self.mark(slot, tier);
+        if !self.mixed {
+            return;
+        }
+        let size = self.config.block_size.tokens();
+        let end = self.arena.get(slot).end;
+        if end % size == 0 {
+            return;
+        }
+        let ceiling = end - end % size + size;
+        let mut below: Vec<Slot> = self.arena.side(slot).map(|s| s.children.clone()).unwrap_or_default();
+        while let Some(child) = below.pop() {
+            self.mark(child, tier);
+            if self.arena.get(child).end < ceiling
+                && let Some(side) = self.arena.side(child)
+            {
+                below.extend_from_slice(&side.children);
+            }
+        }
+    }
+
+    /// Puts a node into the list of changes, if it completes a block.
+    fn mark(&mut self, slot: Slot, tier: usize) {
+        if self.mixed && self.owned(slot) == 0 {
+            return;
+        }
+        let node = self.arena.get_mut(slot);
+        if node.has(DIRTY << tier) {
+            return;
+        }
+        node.set(DIRTY << tier, true);
+        self.dirty.push_back(slot | (tier as u32) << 30);
+    }
+
+    /// How many canonical blocks end inside this node.
+    fn owned(&self, slot: Slot) -> u32 {
+        if !self.mixed {
+            return 1;
+        }
+        let node = self.arena.get(slot);
+        if node.has(ROOT) {
+            return 0;
+        }
+        let size = self.config.block_size.tokens();
+        node.end / size - self.arena.get(node.parent).end / size
+    }
+
+    /// Whether a holder has everything of the first block that this node completes, and the node itself.
+    fn is_effective(&self, slot: Slot, tier: usize) -> bool {
+        let node = self.arena.get(slot);
+        if node.copies[tier] == 0 {
+            return false;
+        }
+        if !self.mixed {
+            return true;
+        }
+        let size = self.config.block_size.tokens();
+        let mut above = node.parent;
+        let start = self.arena.get(above).end;
+        let floor = start - start % size;
+        loop {
+            let node = self.arena.get(above);
+            if node.end <= floor || node.has(ROOT) {
+                return true;
+            }
+            if node.copies[tier] == 0 {
+                return false;
+            }
+            above = node.parent;
+        }
+    }
+
+    /// Frees a node that is idle, or keeps it a while; then its ancestors that only it kept.
+    fn release(&mut self, slot: Slot) {
+        let keep_ghosts = self.config.tiers.len() > 1;
+        let mut next = slot;
+        loop {
+            let node = *self.arena.get(next);
+            if !node.is_idle() || node.has(GHOST) {
+                return;
+            }
+            if (keep_ghosts || node.has(DROPPED)) && !node.has(ROOT) {
+                self.keep_ghost(next);
+                return;
+            }
+            self.forget_end(next);
+            self.arena.remove(next);
+            if node.has(ROOT) {
+                return;
+            }
+            next = node.parent;
+        }
+    }
+
+    /// Puts an idle node into the queue of ghosts, and frees the oldest beyond the bound.
+    fn keep_ghost(&mut self, slot: Slot) {
+        self.arena.get_mut(slot).set(GHOST, true);
+        self.ghosts.push_back(slot);
+        while self.ghosts.len() > MAX_GHOSTS {
+            let Some(oldest) = self.ghosts.pop_front() else { return };
+            self.free_ghost(oldest);
+        }
+    }
+
+    fn free_ghost(&mut self, slot: Slot) {
+        self.arena.get_mut(slot).set(GHOST, false);
+        let mut next = slot;
+        while self.arena.get(next).is_idle() && !self.arena.get(next).has(GHOST) {
+            let node = *self.arena.get(next);
+            self.forget_end(next);
+            self.arena.remove(next);
+            if node.has(ROOT) {
+                return;
+            }
+            next = node.parent;
+        }
+    }
+
+    /// Drops entries of the list of changes that cancelled out, once it has grown enough to be worth it.
+    fn sweep(&mut self) {
+        if self.dirty.len() < 2 * self.swept + SWEEP_SLACK {
+            return;
+        }
+        let mut kept = VecDeque::new();
+        for entry in std::mem::take(&mut self.dirty) {
+            let (slot, tier) = (entry & (1 << 30) - 1, (entry >> 30) as usize);
+            if self.is_effective(slot, tier) == self.arena.get(slot).has(SENT << tier) {
+                self.arena.get_mut(slot).set(DIRTY << tier, false);
+                if self.arena.get(slot).is_idle() {
+                    self.release(slot);
+                }
+            } else {
+                kept.push_back(entry);
+            }
+        }
+        self.swept = kept.len();
+        self.dirty = kept;
+    }
+
+    /// The root above a node.
+    fn root_of(&self, slot: Slot) -> Slot {
+        let mut at = slot;
+        while !self.arena.get(at).has(ROOT) {
+            if at == self.last_end.0 {
+                return self.last_end.1;
+            }
+            at = self.arena.get(at).parent;
+        }
+        at
+    }
+
+    /// The keys of the chain that ends in `slot`, first block first.
+    #[cfg(test)]
+    pub(crate) fn chain(&self, slot: Slot) -> Vec<BlockKey> {
+        let mut path = Vec::new();
+        let mut at = slot;
+        while !self.arena.get(at).has(ROOT) {
+            path.push(at);
+            at = self.arena.get(at).parent;
+        }
+        let mut keys = Vec::new();
+        for slot in path.into_iter().rev() {
+            self.push_keys(slot, &mut keys);
+        }
+        keys
+    }
+
+    /// Appends the keys that a node completes.
+    fn push_keys(&self, slot: Slot, out: &mut Vec<BlockKey>) {
+        if self.owned(slot) == 0 {
+            return;
+        }
+        if let Some(side) = self.arena.side(slot) {
+            out.extend_from_slice(&side.keys);
+        }
+        out.push(self.arena.get(slot).key);
+    }
+}

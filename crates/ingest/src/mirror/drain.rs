@@ -1,0 +1,260 @@
+//! Turns what changed into ops: neighbouring blocks go in one op, changes that cancelled out in none.
+
+use cairn_blocks::{BlockKey, Depth};
+use cairn_index::{HolderId, Op};
+
+use super::Mirror;
+use super::node::{ALL_TIERS, DIRTY, ROOT, SENT, Slot, TIERS};
+
+/// Longest walk up to something that the index knows: a chain of a million tokens at 16 a block.
+const MAX_PATH: usize = 1 << 16;
+
+/// One op, with what is needed to take it back.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Change {
+    pub(crate) op: Op,
+    /// The last node of a store, and its tier.
+    pub(crate) tail: Option<(Slot, usize)>,
+}
+
+/// What the next entry of the list of changes asks for.
+enum Next {
+    Store,
+    Remove,
+    Nothing,
+}
+
+impl Mirror {
+    /// Takes changes of up to about `max_keys` keys and `max_ops` ops out of the list, in order.
+    pub(crate) fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (tier, holder) in holders.iter().enumerate().take(TIERS) {
+            if std::mem::take(&mut self.clear_first[tier]) {
+                changes.push(Change { op: Op::Clear { holder: *holder }, tail: None });
+            }
+        }
+        let mut keys_left = max_keys;
+        while changes.len() < max_ops {
+            let Some(entry) = self.dirty.pop_front() else { break };
+            let (slot, tier) = split(entry);
+            self.arena.get_mut(slot).set(DIRTY << tier, false);
+            let Some(&holder) = holders.get(tier) else { continue };
+            match self.next(slot, tier) {
+                Next::Nothing => {
+                    if self.arena.get(slot).is_idle() {
+                        self.release(slot);
+                    }
+                }
+                Next::Remove => {
+                    changes.push(self.remove_run(slot, tier, holder));
+                    keys_left = keys_left.saturating_sub(1);
+                }
+                Next::Store => {
+                    let full_batch = keys_left == max_keys;
+                    match self.store_run(slot, tier, holder, keys_left) {
+                        Run::Done(change, keys) => {
+                            changes.push(change);
+                            keys_left = keys_left.saturating_sub(keys);
+                        }
+                        Run::TooLong if full_batch => self.stats.unanchored += 1,
+                        Run::TooLong => {
+                            self.arena.get_mut(slot).set(DIRTY << tier, true);
+                            self.dirty.push_front(entry);
+                            break;
+                        }
+                    }
+                }
+            }
+            if keys_left == 0 {
+                break;
+            }
+        }
+        self.swept = self.swept.min(self.dirty.len());
+        changes
+    }
+
+    fn next(&self, slot: Slot, tier: usize) -> Next {
+        match (self.is_effective(slot, tier), self.arena.get(slot).has(SENT << tier)) {
+            (true, false) => Next::Store,
+            (false, true) => Next::Remove,
+            (true, true) | (false, false) => Next::Nothing,
+        }
+    }
+
+    fn depth(&self, slot: Slot) -> u32 {
+        self.arena.get(slot).end / self.config.block_size.tokens()
+    }
+
+    /// The nearest node above that completes a block, or the root.
+    fn key_parent(&self, slot: Slot) -> Slot {
+        let mut at = self.arena.get(slot).parent;
+        if self.mixed {
+            while !self.arena.get(at).has(ROOT) && self.owned(at) == 0 {
+                at = self.arena.get(at).parent;
+            }
+        }
+        at
+    }
+
+    /// Removes `slot`, and its neighbours in the list that go too, upwards or downwards.
+    fn remove_run(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Change {
+        let (mut top, mut deepest) = (slot, slot);
+        let mut count = self.owned(slot);
+        let (key, depth) = (self.arena.get(slot).key, self.depth(slot));
+        let (mut key, mut depth) = (key, depth);
+        let mut gone = vec![slot];
+        self.untell(slot, tier);
+        while let Some((next, next_tier)) = self.dirty.front().map(|e| split(*e)) {
+            if next_tier != tier || !matches!(self.next(next, tier), Next::Remove) {
+                break;
+            }
+            if self.key_parent(top) == next {
+                top = next;
+            } else if self.key_parent(next) == deepest {
+                deepest = next;
+                (key, depth) = (self.arena.get(next).key, self.depth(next));
+            } else {
+                break;
+            }
+            self.dirty.pop_front();
+            self.arena.get_mut(next).set(DIRTY << tier, false);
+            self.untell(next, tier);
+            count += self.owned(next);
+            gone.push(next);
+        }
+        for slot in gone {
+            // One of the earlier ones may have taken it along.
+            if self.arena.live(slot).is_some_and(|n| n.is_idle()) {
+                self.release(slot);
+            }
+        }
+        Change { op: Op::Remove { holder, key, depth: Depth(depth), count }, tail: None }
+    }
+
+    fn untell(&mut self, slot: Slot, tier: usize) {
+        self.arena.get_mut(slot).set(SENT << tier, false);
+        if self.mixed {
+            let mut keys = Vec::new();
+            self.push_keys(slot, &mut keys);
+            self.told[tier].remove_all(&keys);
+        } else {
+            self.told[tier].remove(self.arena.get(slot).key);
+        }
+    }
+
+    /// Stores `slot` with what must go above it, and its neighbours in the list below.
+    fn store_run(&mut self, slot: Slot, tier: usize, holder: HolderId, max_keys: usize) -> Run {
+        // Bottom up: the run itself, then what only names the way to something that the index knows.
+        let mut path = vec![slot];
+        let mut in_run = 1;
+        let mut at = self.key_parent(slot);
+        loop {
+            let node = self.arena.get(at);
+            if node.has(ROOT) {
+                break;
+            }
+            if in_run == path.len() && matches!(self.next(at, tier), Next::Store) {
+                in_run += 1;
+            } else if node.flags & ALL_TIERS * SENT != 0 {
+                break;
+            }
+            path.push(at);
+            if path.len() > MAX_PATH {
+                return Run::TooLong;
+            }
+            at = self.key_parent(at);
+        }
+        let (anchor, anchor_depth) = (self.arena.get(at).key, Depth(self.depth(at)));
+        let mut keys: Vec<BlockKey> = Vec::with_capacity(path.len());
+        let mut skip = 0;
+        let mut tail = None;
+        for (i, node) in path.iter().enumerate().rev() {
+            if keys.len() + self.owned(*node) as usize > max_keys {
+                break;
+            }
+            self.push_keys(*node, &mut keys);
+            if i >= in_run {
+                skip = keys.len();
+            } else {
+                self.tell(*node, tier);
+                tail = Some(*node);
+            }
+        }
+        let Some(mut end) = tail else { return Run::TooLong };
+        if end != slot {
+            // The rest of the way down comes next.
+            if !self.arena.get(slot).has(DIRTY << tier) {
+                self.arena.get_mut(slot).set(DIRTY << tier, true);
+                self.dirty.push_front(slot | (tier as u32) << 30);
+            }
+        } else {
+            self.extend_down(&mut end, tier, max_keys, &mut keys);
+        }
+        let count = keys.len();
+        let op = Op::Store { holder, anchor, anchor_depth, skip: skip as u32, keys };
+        Run::Done(Change { op, tail: Some((end, tier)) }, count)
+    }
+
+    fn extend_down(&mut self, end: &mut Slot, tier: usize, max_keys: usize, keys: &mut Vec<BlockKey>) {
+        while let Some((next, next_tier)) = self.dirty.front().map(|e| split(*e)) {
+            if next_tier != tier
+                || self.key_parent(next) != *end
+                || !matches!(self.next(next, tier), Next::Store)
+                || keys.len() + self.owned(next) as usize > max_keys
+            {
+                return;
+            }
+            self.dirty.pop_front();
+            self.arena.get_mut(next).set(DIRTY << tier, false);
+            self.push_keys(next, keys);
+            self.tell(next, tier);
+            *end = next;
+        }
+    }
+
+    fn tell(&mut self, slot: Slot, tier: usize) {
+        self.arena.get_mut(slot).set(SENT << tier, true);
+        if self.mixed {
+            let mut keys = Vec::new();
+            self.push_keys(slot, &mut keys);
+            self.told[tier].add_all(&keys);
+        } else {
+            self.told[tier].add(self.arena.get(slot).key);
+        }
+    }
+
+    /// The index didn't know the anchor of a store that ended in `tail` with `last`: the whole chain is told again from
+    /// its root.
+    pub(crate) fn tell_again(&mut self, (tail, _): (Slot, usize), last: BlockKey) {
+        if self.arena.live(tail).is_none_or(|n| n.key != last) {
+            return;
+        }
+        let mut path = Vec::new();
+        let mut at = tail;
+        while !self.arena.get(at).has(ROOT) {
+            path.push(at);
+            at = self.arena.get(at).parent;
+        }
+        // Top down, so that the chain goes in one run.
+        for slot in path.into_iter().rev() {
+            for tier in 0..self.config.tiers.len() {
+                if self.arena.get(slot).has(SENT << tier) {
+                    self.untell(slot, tier);
+                    self.mark(slot, tier);
+                }
+            }
+        }
+    }
+}
+
+/// How a store run ended.
+enum Run {
+    /// An op with this many keys.
+    Done(Change, usize),
+    /// Its first block doesn't fit.
+    TooLong,
+}
+
+fn split(entry: u32) -> (Slot, usize) {
+    (entry & ((1 << 30) - 1), (entry >> 30) as usize)
+}

@@ -1,0 +1,59 @@
+//! Copies that an engine gave up.
+
+use super::Mirror;
+use super::node::{Slot, TWIN};
+use crate::{EngineHash, RefusalReason, Removed};
+
+impl Mirror {
+    pub(super) fn remove(&mut self, removed: &Removed) {
+        let Some(tier) = self.tier_of(removed.medium) else { return self.refuse(RefusalReason::NoHolder) };
+        if !self.groups.removes(removed.group) {
+            return;
+        }
+        for (i, hash) in removed.hashes.iter().enumerate() {
+            let remaining = removed.remaining_copies.as_ref().and_then(|c| c.get(i)).copied();
+            self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
+        }
+        self.sweep();
+    }
+
+    fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {
+        let found = self.arena.find(hash);
+        if let Some(slot) = found.filter(|s| !self.arena.get(*s).has(TWIN)) {
+            if self.arena.get(slot).copies[tier] > 0 {
+                return self.give_up(slot, tier, remaining);
+            }
+        } else if found.is_some() {
+            let mut holding: Vec<Slot> =
+                self.arena.find_all(hash).into_iter().filter(|s| self.arena.get(*s).copies[tier] > 0).collect();
+            if holding.len() > 1
+                && let Some(salt) = salt
+            {
+                let root = self.namespace_root("", salt);
+                let of_salt: Vec<Slot> =
+                    holding.iter().copied().filter(|s| self.arena.get(self.root_of(*s)).key == root).collect();
+                if !of_salt.is_empty() {
+                    holding = of_salt;
+                }
+            }
+            if holding.len() > 1 {
+                self.refuse(RefusalReason::AmbiguousRemoval);
+            }
+            if !holding.is_empty() {
+                for slot in holding {
+                    self.give_up(slot, tier, remaining);
+                }
+                return;
+            }
+        }
+        if !self.quarantine.remove(hash, tier) {
+            self.refuse(RefusalReason::UnknownHash);
+        }
+    }
+
+    /// One copy less; of a suspect, whose count may be too high, all of them.
+    fn give_up(&mut self, slot: Slot, tier: usize, remaining: Option<u32>) {
+        let left = if self.unsuspect(slot, tier) { 0 } else { self.arena.copies(slot, tier) - 1 };
+        self.set_copies(slot, tier, remaining.unwrap_or(left));
+    }
+}

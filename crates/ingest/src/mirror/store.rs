@@ -1,0 +1,353 @@
+//! Blocks that an engine announces: found again, or placed below their parent, or kept until that is known.
+
+use super::groups::Use;
+use super::node::{GHOST, NONE, Node, PIN, SIDE, Side, Slot, TWIN};
+use super::place::Place;
+use super::Mirror;
+use crate::fixed_hash::scatter;
+use crate::{EngineHash, RefusalReason, Stored};
+
+/// Slots of the table that finds a hash that comes twice, 2 KiB: half as many hashes fit.
+const STACK_TABLE: usize = 512;
+
+/// Where a store begins.
+enum Start {
+    Below(Slot),
+    Unknown(EngineHash),
+    Refused(RefusalReason),
+}
+
+impl Mirror {
+    pub(super) fn store(&mut self, stored: &Stored) {
+        let Some(tier) = self.tier_of(stored.medium) else { return self.refuse(RefusalReason::NoHolder) };
+        match self.groups.store(stored) {
+            Use::Pass => return,
+            Use::Take => {}
+            Use::TakeAfresh => self.clear(),
+        }
+        if stored.hashes.is_empty() {
+            return;
+        }
+        if has_duplicate(&stored.hashes) {
+            return self.refuse(RefusalReason::DuplicateHash);
+        }
+        if stored.tokens.is_empty() {
+            return self.store_by_hash(stored, tier);
+        }
+        if stored.block_size == 0 || stored.tokens.len() != stored.block_size as usize * stored.hashes.len() {
+            if self.groups.misshapen(stored) {
+                self.clear();
+            }
+            return self.refuse(RefusalReason::Shape);
+        }
+        // Events of outer tiers lack the salt: the GPU's event knows the place better.
+        if tier > 0 && !stored.has_extra_keys && stored.cache_salt.is_none() {
+            return self.store_outer(stored, tier);
+        }
+        match self.start(stored) {
+            Start::Below(parent) => self.store_below(parent, stored, tier),
+            Start::Unknown(parent) => {
+                self.refuse(RefusalReason::UnknownParent);
+                self.quarantine_from(stored, 0, Some(parent), tier);
+            }
+            Start::Refused(reason) => self.refuse(reason),
+        }
+    }
+
+    /// Finds what the first block hangs below.
+    fn start(&mut self, stored: &Stored) -> Start {
+        let Some(parent) = stored.parent else {
+            let key = self.root_key(stored);
+            return Start::Below(self.arena.root(key));
+        };
+        let Some(found) = self.arena.find(parent) else { return Start::Unknown(parent) };
+        let named = stored.cache_salt.is_some() || stored.adapter.is_some();
+        if !self.arena.get(found).has(TWIN) && stored.cache_salt.is_none() {
+            return Start::Below(found);
+        }
+        let candidates = self.arena.find_all(parent);
+        if stored.cache_salt.is_some() || (named && candidates.len() > 1) {
+            // Equal hashes in several namespaces: the event says which one it means.
+            let wanted = self.root_key(stored);
+            let mut fits = candidates.iter().filter(|c| self.arena.get(self.root_of(**c)).key == wanted);
+            return match (fits.next(), fits.next()) {
+                (Some(one), None) => Start::Below(*one),
+                (None, _) => Start::Unknown(parent),
+                (Some(_), Some(_)) => Start::Refused(RefusalReason::AmbiguousParent),
+            };
+        }
+        match candidates.as_slice() {
+            [one] => Start::Below(*one),
+            _ => Start::Refused(RefusalReason::AmbiguousParent),
+        }
+    }
+
+    fn store_below(&mut self, parent: Slot, stored: &Stored, tier: usize) {
+        let size = stored.block_size as usize;
+        let root = self.root_of(parent);
+        let plain = stored.extra_keys.is_empty();
+        let mut place = Place::default();
+        let mut above = parent;
+        if tier == 0 {
+            self.gpu_stores += stored.hashes.len() as u64;
+            self.confirm_above(parent);
+        }
+        for (i, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
+            let identities = if plain { Vec::new() } else { self.identities(stored, i) };
+            if self.place(above, tokens, &identities, &mut place).is_none() {
+                self.refuse(RefusalReason::TooLarge);
+                break;
+            }
+            let Some(slot) = self.find_or_insert(*hash, above, &mut place) else { break };
+            self.announce(slot, tier, remaining(stored.remaining_copies.as_deref(), i));
+            above = slot;
+        }
+        self.last_end = (above, root);
+        if self.arena.get(root).is_idle() {
+            self.release(root);
+        }
+        if !self.quarantine.is_empty() {
+            for hash in &stored.hashes {
+                self.resolve(*hash);
+            }
+        }
+        self.sweep();
+    }
+
+    /// Counts a copy of a block, or takes the engine's own count.
+    fn announce(&mut self, slot: Slot, tier: usize, remaining: Option<u32>) {
+        let trusted = !self.unsuspect(slot, tier);
+        let known = if trusted { self.arena.copies(slot, tier) } else { 0 };
+        self.set_copies(slot, tier, remaining.unwrap_or_else(|| known.saturating_add(1)));
+    }
+
+    /// The node of a block at a place. `None` where the mirror is full.
+    fn find_or_insert(&mut self, hash: EngineHash, parent: Slot, place: &mut Place) -> Option<Slot> {
+        self.arena.get_mut(parent).set(PIN, true);
+        let slot = self.find_or_insert_pinned(hash, parent, place);
+        self.arena.get_mut(parent).set(PIN, false);
+        slot
+    }
+
+    fn find_or_insert_pinned(&mut self, hash: EngineHash, parent: Slot, place: &mut Place) -> Option<Slot> {
+        let key = place.key?;
+        let mut twin = 0;
+        if let Some(found) = self.arena.find(hash) {
+            if self.is_at(found, parent, place) {
+                return Some(found);
+            }
+            let others = self.arena.find_all(hash);
+            if let Some(same) = others.iter().find(|s| self.is_at(**s, parent, place)) {
+                return Some(*same);
+            }
+            if others.iter().any(|s| !self.give_way(*s)) {
+                self.refuse(RefusalReason::Collision);
+            }
+            for other in self.arena.find_all(hash) {
+                self.arena.get_mut(other).set(TWIN, true);
+                twin = TWIN;
+            }
+        }
+        if self.arena.len() >= self.config.max_nodes {
+            self.full = true;
+            self.refuse(RefusalReason::MirrorFull);
+            return None;
+        }
+        let size = self.config.block_size.tokens();
+        let slot = self.arena.insert(Node::new(hash, key, parent, place.end, twin));
+        if place.keys.len() != 1 || place.end % size != 0 {
+            self.mixed_from(slot, place);
+        } else if self.mixed || place.end - self.arena.get(parent).end != size {
+            self.mixed = true;
+        }
+        Some(slot)
+    }
+
+    /// Keeps what a node of several keys, or with an end inside a block, needs.
+    fn mixed_from(&mut self, slot: Slot, place: &mut Place) {
+        self.mixed = true;
+        place.keys.pop();
+        let side = Side {
+            keys: std::mem::take(&mut place.keys),
+            tail: std::mem::take(&mut place.tail),
+            tail_extra: std::mem::take(&mut place.tail_extra),
+            children: Vec::new(),
+        };
+        if side != Side::default() {
+            self.arena.sides.insert(slot, Box::new(side));
+            self.arena.get_mut(slot).set(SIDE, true);
+        }
+    }
+
+    fn is_at(&self, slot: Slot, parent: Slot, place: &Place) -> bool {
+        let node = self.arena.get(slot);
+        node.parent == parent
+            && Some(node.key) == place.key
+            && node.end == place.end
+            && (place.tail.is_empty() || self.arena.side(slot).is_some_and(|s| s.tail == place.tail))
+    }
+
+    /// Another chain claims this node's hash: a node that nobody surely holds makes room. Returns whether it did.
+    fn give_way(&mut self, slot: Slot) -> bool {
+        for tier in 0..self.config.tiers.len() {
+            if self.unsuspect(slot, tier) {
+                self.set_copies(slot, tier, 0);
+            }
+        }
+        let Some(node) = self.arena.live(slot).copied() else { return true };
+        if node.has(GHOST) {
+            let mut bare = node;
+            bare.set(GHOST, false);
+            if bare.is_idle() {
+                self.ghosts.retain(|s| *s != slot);
+                self.free_ghost(slot);
+                return true;
+            }
+        }
+        node.copies == [0; super::TIERS]
+    }
+
+    /// An event without tokens: its blocks are known by the GPU's events, or will be.
+    fn store_by_hash(&mut self, stored: &Stored, tier: usize) {
+        for (i, hash) in stored.hashes.iter().enumerate() {
+            let remaining = remaining(stored.remaining_copies.as_deref(), i);
+            match self.only(*hash) {
+                Some(slot) => self.announce(slot, tier, remaining),
+                None => {
+                    self.refuse(RefusalReason::Unresolved);
+                    let given_up = self.quarantine.add(*hash, tier, remaining.unwrap_or(1), None, &[], &[]);
+                    self.stats.refused.add_many(RefusalReason::QuarantineFull, given_up);
+                }
+            }
+        }
+        self.sweep();
+    }
+
+    /// An outer tier's event with tokens but without extra keys: by hash first, then below a known parent, whose
+    /// namespace it shares. The start of a prompt can't tell its salt and waits for the GPU's event.
+    fn store_outer(&mut self, stored: &Stored, tier: usize) {
+        let size = stored.block_size as usize;
+        let mut parent = stored.parent;
+        let mut place = Place::default();
+        for (i, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
+            let remaining = remaining(stored.remaining_copies.as_deref(), i);
+            let known = self.only(*hash).or_else(|| {
+                let above = self.only(parent?)?;
+                self.place(above, tokens, &[], &mut place)?;
+                self.find_or_insert(*hash, above, &mut place)
+            });
+            match known {
+                Some(slot) => {
+                    self.announce(slot, tier, remaining);
+                    self.resolve(*hash);
+                }
+                None => {
+                    let reason = if parent.is_some() { RefusalReason::UnknownParent } else { RefusalReason::Unresolved };
+                    self.refuse(reason);
+                    let tokens = if parent.is_some() { tokens } else { &[] };
+                    let given_up = self.quarantine.add(*hash, tier, remaining.unwrap_or(1), parent, tokens, &[]);
+                    self.stats.refused.add_many(RefusalReason::QuarantineFull, given_up);
+                }
+            }
+            parent = Some(*hash);
+        }
+        self.sweep();
+    }
+
+    /// The node with this hash, if there is exactly one.
+    fn only(&self, hash: EngineHash) -> Option<Slot> {
+        let found = self.arena.find(hash)?;
+        if !self.arena.get(found).has(TWIN) {
+            return Some(found);
+        }
+        match self.arena.find_all(hash).as_slice() {
+            [one] => Some(*one),
+            _ => None,
+        }
+    }
+
+    fn quarantine_from(&mut self, stored: &Stored, from: usize, parent: Option<EngineHash>, tier: usize) {
+        let size = stored.block_size as usize;
+        let mut parent = parent;
+        for (i, tokens) in stored.tokens.chunks_exact(size).enumerate().skip(from) {
+            let identities = self.identities(stored, i);
+            let copies = remaining(stored.remaining_copies.as_deref(), i).unwrap_or(1);
+            let given_up = self.quarantine.add(stored.hashes[i], tier, copies, parent, tokens, &identities);
+            self.stats.refused.add_many(RefusalReason::QuarantineFull, given_up);
+            parent = Some(stored.hashes[i]);
+        }
+    }
+
+    /// Takes out of the quarantine what a block that is known now explains.
+    pub(super) fn resolve(&mut self, hash: EngineHash) {
+        let mut known = vec![hash];
+        let mut place = Place::default();
+        while let Some(hash) = known.pop() {
+            if self.quarantine.is_empty() {
+                return;
+            }
+            let Some(slot) = self.only(hash) else { continue };
+            if let Some(waiting) = self.quarantine.take(hash) {
+                self.add_waiting(slot, waiting.copies);
+            }
+            for child in self.quarantine.below(hash) {
+                let Some(waiting) = self.quarantine.take(child) else { continue };
+                let identities: Vec<&str> = waiting.identities.iter().map(AsRef::as_ref).collect();
+                if self.place(slot, &waiting.tokens, &identities, &mut place).is_none() {
+                    continue;
+                }
+                let Some(below) = self.find_or_insert(child, slot, &mut place) else { continue };
+                self.add_waiting(below, waiting.copies);
+                known.push(child);
+            }
+        }
+    }
+
+    fn add_waiting(&mut self, slot: Slot, copies: [u32; super::TIERS]) {
+        for (tier, copies) in copies.into_iter().enumerate().filter(|(_, c)| *c > 0) {
+            self.unsuspect(slot, tier);
+            let known = self.arena.copies(slot, tier);
+            self.set_copies(slot, tier, known.saturating_add(copies));
+        }
+    }
+
+    /// Forgets the memo of the last chain when its end is gone.
+    pub(super) fn forget_end(&mut self, slot: Slot) {
+        if self.last_end.0 == slot {
+            self.last_end = (NONE, NONE);
+        }
+    }
+}
+
+fn remaining(copies: Option<&[u32]>, at: usize) -> Option<u32> {
+    copies?.get(at).copied()
+}
+
+/// Whether a hash comes twice, by an open-addressed table of positions on the stack for all but very long events.
+fn has_duplicate(hashes: &[EngineHash]) -> bool {
+    match hashes {
+        [] | [_] => return false,
+        [a, b] => return a == b,
+        _ => {}
+    }
+    let slots = (hashes.len() * 2).next_power_of_two();
+    let mut small = [0u32; STACK_TABLE];
+    let mut large;
+    let table: &mut [u32] = if slots <= STACK_TABLE {
+        &mut small[..slots]
+    } else {
+        large = vec![0u32; slots];
+        &mut large
+    };
+    for (i, hash) in hashes.iter().enumerate() {
+        let mut at = scatter(hash.0) as usize & (slots - 1);
+        while table[at] > 0 {
+            if hashes[table[at] as usize - 1] == *hash {
+                return true;
+            }
+            at = (at + 1) & (slots - 1);
+        }
+        table[at] = i as u32 + 1;
+    }
+    false
+}

@@ -1,0 +1,111 @@
+//! Blocks that were held before events were lost: confirmed or cut by what the engine says, dropped after a turnover.
+
+use cairn_blocks::BlockKey;
+
+use super::Mirror;
+use super::node::{DROPPED, ROOT, SUSPECT, Slot};
+
+impl Mirror {
+    /// Everything held is suspect from here on.
+    pub(crate) fn suspect_all(&mut self) {
+        self.suspect_keys.clear();
+        let slots: Vec<Slot> = self.arena.slots().collect();
+        for slot in slots {
+            for tier in 0..self.config.tiers.len() {
+                let node = self.arena.get_mut(slot);
+                if node.copies[tier] > 0 && !node.has(SUSPECT << tier) {
+                    node.set(SUSPECT << tier, true);
+                    self.suspects[tier] += 1;
+                }
+            }
+            let node = self.arena.get(slot);
+            if node.flags & super::ALL_TIERS * SUSPECT != 0 {
+                self.suspect_keys.insert(node.key.0, slot);
+            }
+        }
+    }
+
+    /// Takes the suspicion off a node in a tier; returns whether there was any.
+    pub(super) fn unsuspect(&mut self, slot: Slot, tier: usize) -> bool {
+        let node = self.arena.get_mut(slot);
+        let was = node.has(SUSPECT << tier);
+        if was {
+            node.set(SUSPECT << tier, false);
+            self.suspects[tier] -= 1;
+        }
+        was
+    }
+
+    /// A block was computed on the GPU below this node, so the engine held every block above it.
+    pub(super) fn confirm_above(&mut self, slot: Slot) {
+        let mut at = slot;
+        while self.arena.get(at).flags & (SUSPECT | DROPPED) != 0 {
+            if self.unsuspect(at, 0) {
+                self.stats.suspects_confirmed += 1;
+            }
+            let node = self.arena.get_mut(at);
+            if node.has(DROPPED) {
+                node.set(DROPPED, false);
+                if node.copies[0] == 0 {
+                    self.set_copies(at, 0, 1);
+                }
+            }
+            at = self.arena.get(at).parent;
+        }
+    }
+
+    /// Drops what is still suspect.
+    pub(crate) fn drop_suspects(&mut self) {
+        if self.suspects() == 0 {
+            return;
+        }
+        let slots: Vec<Slot> = self.arena.slots().collect();
+        for slot in slots {
+            for tier in 0..self.config.tiers.len() {
+                // A node may go with the last of its children.
+                if self.arena.live(slot).is_some_and(|n| n.has(SUSPECT << tier)) {
+                    if tier == 0 {
+                        self.arena.get_mut(slot).set(DROPPED, true);
+                    }
+                    self.stats.suspects_dropped += 1;
+                    self.set_copies(slot, tier, 0);
+                }
+            }
+        }
+        self.suspect_keys = Default::default();
+        self.sweep();
+    }
+
+    /// What an engine reused of a prompt with these block keys: suspects up to there are confirmed, the rest is cut.
+    ///
+    /// `cached` is in tokens from the prompt's start. Engines compute the last block of a prompt anew even when they
+    /// hold it, so that one is left alone.
+    pub(crate) fn observe_cached(&mut self, keys: &[BlockKey], cached: u32) {
+        let size = self.config.block_size.tokens();
+        let prompt = (keys.len() as u32).saturating_mul(size);
+        for (key, end) in keys.iter().zip((1..).map(|i: u32| i.saturating_mul(size))) {
+            if self.suspects() == 0 {
+                return;
+            }
+            let Some(&slot) = self.suspect_keys.get(&key.0) else { continue };
+            let Some(node) = self.arena.live(slot).copied().filter(|n| n.key == *key && !n.has(ROOT)) else { continue };
+            let length = node.end - self.arena.get(node.parent).end;
+            if end <= cached {
+                if self.unsuspect(slot, 0) {
+                    self.stats.suspects_confirmed += 1;
+                }
+            } else if end.saturating_add(length) <= prompt {
+                self.cut(slot);
+            }
+        }
+    }
+
+    fn cut(&mut self, slot: Slot) {
+        for tier in 0..self.config.tiers.len() {
+            if self.arena.live(slot).is_some_and(|n| n.has(SUSPECT << tier)) {
+                self.stats.suspects_cut += 1;
+                self.set_copies(slot, tier, 0);
+            }
+        }
+    }
+}
