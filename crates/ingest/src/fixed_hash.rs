@@ -4,9 +4,6 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 /// A map whose order and speed are the same in every run.
 pub(crate) type FixedMap<K, V> = hashbrown::HashMap<K, V, BuildHasherDefault<Scatter>>;
-/// A set of the same kind.
-pub(crate) type FixedSet<K> = hashbrown::HashSet<K, BuildHasherDefault<Scatter>>;
-
 /// Spreads the entropy of a word over all its bits (Fibonacci hashing).
 #[inline]
 pub(crate) fn scatter(word: u64) -> u64 {

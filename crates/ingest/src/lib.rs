@@ -5,6 +5,7 @@
 //! Nothing here does I/O or reads a clock: a shell feeds [`Source`] with messages and the time, carries out its
 //! [`Effect`]s and sends its batches.
 
+mod checkpoint;
 mod event;
 mod fixed_hash;
 mod mirror;
@@ -14,6 +15,7 @@ mod session;
 mod source;
 mod time;
 
+pub use checkpoint::CheckpointError;
 pub use event::{BlockExtra, EngineEvent, EngineHash, EventBatch, ExtraValue, Medium, Removed, SpecKind, Stored};
 pub use refusal::{RefusalCounts, RefusalReason};
 pub use source::{AuditOutcome, Effect, HolderAudit, Registration, ReplayEnd, Source, SourceConfig, SourceStats};

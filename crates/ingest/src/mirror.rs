@@ -6,6 +6,7 @@ mod names;
 pub(crate) mod node;
 mod place;
 mod quarantine;
+mod rebuild;
 mod remove;
 mod store;
 mod suspects;

@@ -82,7 +82,10 @@ impl Outbox {
 
     /// The index accepted a registration: what it lacks is sent again, all of it where the two don't fit together.
     pub(crate) fn registered(&mut self, registration: Registration, mirror: &mut Mirror) {
-        let same = self.registration.as_ref().is_some_and(|r| r.incarnation == registration.incarnation);
+        let same = self
+            .registration
+            .as_ref()
+            .is_some_and(|r| r.incarnation == registration.incarnation);
         let first = self.window.front().map_or(self.built.0 + 1, |s| s.batch.seq.0);
         let fits = registration.resumed && same && registration.seq.0 + 1 >= first && registration.seq <= self.built;
         self.told_confidence = None;
@@ -120,7 +123,9 @@ impl Outbox {
     }
 
     fn build(&mut self, mirror: &mut Mirror, confidence: Confidence) -> bool {
-        let Some(registration) = &self.registration else { return false };
+        let Some(registration) = &self.registration else {
+            return false;
+        };
         if self.window.len() >= MAX_WINDOW {
             self.window_full += 1;
             return false;
@@ -147,8 +152,12 @@ impl Outbox {
             return false;
         }
         self.built = Seq(self.built.0 + 1);
-        let batch =
-            Batch { source: registration.source, incarnation: registration.incarnation, seq: self.built, ops };
+        let batch = Batch {
+            source: registration.source,
+            incarnation: registration.incarnation,
+            seq: self.built,
+            ops,
+        };
         self.window.push_back(Sent { batch, tails });
         true
     }
@@ -193,7 +202,9 @@ impl Outbox {
     }
 
     fn tell_again(&mut self, seq: Seq, positions: &[u32], mirror: &mut Mirror) {
-        let Some(sent) = self.window.iter().find(|s| s.batch.seq == seq) else { return };
+        let Some(sent) = self.window.iter().find(|s| s.batch.seq == seq) else {
+            return;
+        };
         for position in positions {
             self.unknown_anchors += 1;
             let op = sent.batch.ops.get(*position as usize);

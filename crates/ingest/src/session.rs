@@ -199,7 +199,9 @@ impl Session {
             ReplayEnd::Complete => self.outstanding.saturating_sub(1),
             ReplayEnd::Failed => 0,
         };
-        let Phase::Replaying { verify, attempts, .. } = self.phase else { return };
+        let Phase::Replaying { verify, attempts, .. } = self.phase else {
+            return;
+        };
         if self.outstanding > 0 {
             return;
         }
@@ -217,7 +219,13 @@ impl Session {
                 self.out.push(Step::Gap { lost: 0 });
             }
             self.phase = Phase::Live;
-        } else if attempts < (if end == ReplayEnd::Failed { MAX_FAILURES } else { MAX_ATTEMPTS }) {
+        } else if attempts
+            < (if end == ReplayEnd::Failed {
+                MAX_FAILURES
+            } else {
+                MAX_ATTEMPTS
+            })
+        {
             self.request(now, verify && end == ReplayEnd::Failed, attempts + 1);
         } else {
             self.give_up_gap();
@@ -262,7 +270,11 @@ impl Session {
     }
 
     fn request(&mut self, now: Millis, verify: bool, attempts: u32) {
-        self.phase = Phase::Replaying { verify, attempts, since: now };
+        self.phase = Phase::Replaying {
+            verify,
+            attempts,
+            since: now,
+        };
         self.answered = false;
         self.outstanding += 1;
         let from = if verify { self.next.saturating_sub(1) } else { self.next };

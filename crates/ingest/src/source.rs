@@ -357,12 +357,16 @@ impl Source {
             return AuditOutcome::InFlight;
         }
         let told = |holder: HolderId| {
-            self.outbox.holders().iter().position(|h| *h == holder).map(|tier| self.mirror.told[tier])
+            self.outbox
+                .holders()
+                .iter()
+                .position(|h| *h == holder)
+                .map(|tier| self.mirror.told[tier])
         };
         let pending = self.mirror.clear_first.contains(&true);
-        let equal = holders.iter().all(|h| {
-            told(h.holder).is_some_and(|d| d.blocks == h.blocks && d.digest == h.digest)
-        });
+        let equal = holders
+            .iter()
+            .all(|h| told(h.holder).is_some_and(|d| d.blocks == h.blocks && d.digest == h.digest));
         if equal {
             return AuditOutcome::Equal;
         }
@@ -412,7 +416,9 @@ impl Source {
         for (reason, n) in mirror.refused.iter() {
             stats.refused.add_many(reason, n);
         }
-        stats.held_blocks = (0..self.config.tiers.len()).map(|tier| self.mirror.held(tier)).collect();
+        stats.held_blocks = (0..self.config.tiers.len())
+            .map(|tier| self.mirror.held(tier))
+            .collect();
         stats.suspects = self.mirror.suspects();
         stats.suspects_confirmed = mirror.suspects_confirmed;
         stats.suspects_cut = mirror.suspects_cut;
@@ -485,7 +491,9 @@ impl Source {
             0 => self.mirror.held(0).max(MIN_TURNOVER),
             known => known,
         };
-        self.gap = Some(Gap { ends_at: self.mirror.gpu_stores.saturating_add(turnover) });
+        self.gap = Some(Gap {
+            ends_at: self.mirror.gpu_stores.saturating_add(turnover),
+        });
     }
 
     fn purge_if_asleep(&mut self) {

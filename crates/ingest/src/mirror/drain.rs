@@ -30,7 +30,10 @@ impl Mirror {
         let mut changes = Vec::new();
         for (tier, holder) in holders.iter().enumerate().take(TIERS) {
             if std::mem::take(&mut self.clear_first[tier]) {
-                changes.push(Change { op: Op::Clear { holder: *holder }, tail: None });
+                changes.push(Change {
+                    op: Op::Clear { holder: *holder },
+                    tail: None,
+                });
             }
         }
         let mut keys_left = max_keys;
@@ -128,7 +131,15 @@ impl Mirror {
                 self.release(slot);
             }
         }
-        Change { op: Op::Remove { holder, key, depth: Depth(depth), count }, tail: None }
+        Change {
+            op: Op::Remove {
+                holder,
+                key,
+                depth: Depth(depth),
+                count,
+            },
+            tail: None,
+        }
     }
 
     fn untell(&mut self, slot: Slot, tier: usize) {
@@ -191,8 +202,20 @@ impl Mirror {
             self.extend_down(&mut end, tier, max_keys, &mut keys);
         }
         let count = keys.len();
-        let op = Op::Store { holder, anchor, anchor_depth, skip: skip as u32, keys };
-        Run::Done(Change { op, tail: Some((end, tier)) }, count)
+        let op = Op::Store {
+            holder,
+            anchor,
+            anchor_depth,
+            skip: skip as u32,
+            keys,
+        };
+        Run::Done(
+            Change {
+                op,
+                tail: Some((end, tier)),
+            },
+            count,
+        )
     }
 
     fn extend_down(&mut self, end: &mut Slot, tier: usize, max_keys: usize, keys: &mut Vec<BlockKey>) {

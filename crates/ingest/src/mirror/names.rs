@@ -20,8 +20,14 @@ impl Mirror {
     }
 
     pub(super) fn namespace_root(&self, adapter: &str, salt: &str) -> BlockKey {
-        Namespace { seed: self.config.seed, pool: &self.config.pool, block_size: self.config.block_size, adapter, salt }
-            .root()
+        Namespace {
+            seed: self.config.seed,
+            pool: &self.config.pool,
+            block_size: self.config.block_size,
+            adapter,
+            salt,
+        }
+        .root()
     }
 
     /// The salt of a chain, where this event can show it.
@@ -43,7 +49,10 @@ impl Mirror {
         })?;
         if self.config.multimodal {
             let hashed = last.len() == CONTENT_HASH_DIGITS && last.bytes().all(|b| b.is_ascii_hexdigit());
-            let again = stored.extra_keys.get(1).is_some_and(|e| e.block == 1 && e.values.iter().any(|v| v.text() == last));
+            let again = stored
+                .extra_keys
+                .get(1)
+                .is_some_and(|e| e.block == 1 && e.values.iter().any(|v| v.text() == last));
             if hashed || again {
                 return None;
             }
@@ -53,7 +62,9 @@ impl Mirror {
 
     /// The multimodal identities of one block of an event: its extra keys without adapter and salt.
     pub(super) fn identities<'a>(&self, stored: &'a Stored, block: usize) -> Vec<&'a str> {
-        let Ok(at) = stored.extra_keys.binary_search_by_key(&block, |e| e.block as usize) else { return Vec::new() };
+        let Ok(at) = stored.extra_keys.binary_search_by_key(&block, |e| e.block as usize) else {
+            return Vec::new();
+        };
         let extra = &stored.extra_keys[at];
         let salt = if block == 0 { self.salt(stored) } else { None };
         extra

@@ -38,6 +38,9 @@ pub(crate) const FREE: u16 = 1 << 14;
 /// Must stay although it may look idle: something is about to hang below it.
 pub(crate) const PIN: u16 = 1 << 15;
 
+/// What a checkpoint keeps.
+pub(crate) const PERSISTED: u16 = ALL_TIERS * SENT | ALL_TIERS * SUSPECT | ROOT | DROPPED;
+
 /// One engine block, or the root of a namespace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Node {
@@ -55,7 +58,15 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(hash: EngineHash, key: BlockKey, parent: Slot, end: u32, flags: u16) -> Self {
-        Self { hash, key, parent, end, children: [0; 3], copies: [0; TIERS], flags }
+        Self {
+            hash,
+            key,
+            parent,
+            end,
+            children: [0; 3],
+            copies: [0; TIERS],
+            flags,
+        }
     }
 
     pub(crate) fn has(&self, flag: u16) -> bool {
@@ -115,7 +126,10 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new() -> Self {
-        Self { free: NONE, ..Self::default() }
+        Self {
+            free: NONE,
+            ..Self::default()
+        }
     }
 
     /// Nodes in use, roots included.
@@ -143,12 +157,18 @@ impl Arena {
 
     /// Some node with this hash.
     pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
-        self.by_hash.find(scatter(hash.0), |s| self.nodes[*s as usize].hash == hash).copied()
+        self.by_hash
+            .find(scatter(hash.0), |s| self.nodes[*s as usize].hash == hash)
+            .copied()
     }
 
     /// All nodes with this hash.
     pub(crate) fn find_all(&self, hash: EngineHash) -> Vec<Slot> {
-        self.by_hash.iter_hash(scatter(hash.0)).copied().filter(|s| self.get(*s).hash == hash).collect()
+        self.by_hash
+            .iter_hash(scatter(hash.0))
+            .copied()
+            .filter(|s| self.get(*s).hash == hash)
+            .collect()
     }
 
     /// Adds a block below `node.parent`.
@@ -158,6 +178,37 @@ impl Arena {
         by_hash.insert_unique(scatter(node.hash.0), slot, |s| scatter(nodes[*s as usize].hash.0));
         self.adopt(node.parent, slot);
         slot
+    }
+
+    /// One more than the highest slot.
+    pub(crate) fn slot_bound(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Puts a node of a checkpoint into the next slot; its parent may not be there yet.
+    pub(crate) fn place_unlinked(&mut self, mut node: Node, side: Option<Side>) -> Slot {
+        node.set(SIDE, side.is_some());
+        let slot = self.place(node);
+        if let Some(side) = side {
+            self.sides.insert(slot, Box::new(side));
+        }
+        slot
+    }
+
+    /// Makes a node of a checkpoint findable and known to its parent, which must be there.
+    pub(crate) fn link(&mut self, slot: Slot) {
+        let node = *self.get(slot);
+        if node.has(ROOT) {
+            self.roots.insert(node.key, slot);
+            return;
+        }
+        for twin in self.find_all(node.hash) {
+            self.get_mut(twin).set(TWIN, true);
+            self.get_mut(slot).set(TWIN, true);
+        }
+        let Self { nodes, by_hash, .. } = self;
+        by_hash.insert_unique(scatter(node.hash.0), slot, |s| scatter(nodes[*s as usize].hash.0));
+        self.adopt(node.parent, slot);
     }
 
     fn adopt(&mut self, parent: Slot, slot: Slot) {
@@ -223,7 +274,11 @@ impl Arena {
     }
 
     pub(crate) fn side(&self, slot: Slot) -> Option<&Side> {
-        if self.get(slot).has(SIDE) { self.sides.get(&slot).map(AsRef::as_ref) } else { None }
+        if self.get(slot).has(SIDE) {
+            self.sides.get(&slot).map(AsRef::as_ref)
+        } else {
+            None
+        }
     }
 
     pub(crate) fn copies(&self, slot: Slot, tier: usize) -> u32 {
@@ -252,7 +307,12 @@ impl Arena {
         let sides: usize = self
             .sides
             .values()
-            .map(|s| 80 + std::mem::size_of::<Side>() + s.keys.capacity() * 8 + s.tail.capacity() * 4 + s.children.capacity() * 4)
+            .map(|s| {
+                80 + std::mem::size_of::<Side>()
+                    + s.keys.capacity() * 8
+                    + s.tail.capacity() * 4
+                    + s.children.capacity() * 4
+            })
             .sum();
         self.nodes.capacity() * std::mem::size_of::<Node>() + self.by_hash.capacity() * 8 / 7 * 5 + sides
     }

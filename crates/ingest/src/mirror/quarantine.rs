@@ -44,10 +44,6 @@ impl Quarantine {
         self.blocks.len()
     }
 
-    pub(crate) fn contains(&self, hash: EngineHash) -> bool {
-        self.blocks.contains_key(&hash)
-    }
-
     /// Adds a copy of a block, with what is known of its place. Returns how many old blocks were given up for it.
     pub(crate) fn add(
         &mut self,
@@ -86,7 +82,16 @@ impl Quarantine {
         self.tickets += 1;
         self.tokens += tokens.len();
         let identities = identities.iter().map(|i| Box::from(*i)).collect();
-        self.blocks.insert(hash, Waiting { parent, tokens: tokens.into(), identities, copies, ticket: self.tickets });
+        self.blocks.insert(
+            hash,
+            Waiting {
+                parent,
+                tokens: tokens.into(),
+                identities,
+                copies,
+                ticket: self.tickets,
+            },
+        );
         self.order.push_back((hash, self.tickets));
         if let Some(parent) = parent {
             self.below.entry(parent).or_default().push(hash);
@@ -96,7 +101,9 @@ impl Quarantine {
     fn shrink(&mut self) -> u64 {
         let mut given_up = 0;
         while self.blocks.len() > MAX_BLOCKS || self.tokens > MAX_TOKENS {
-            let Some((hash, ticket)) = self.order.pop_front() else { break };
+            let Some((hash, ticket)) = self.order.pop_front() else {
+                break;
+            };
             if self.blocks.get(&hash).is_some_and(|w| w.ticket == ticket) {
                 self.take(hash);
                 given_up += 1;
@@ -105,14 +112,17 @@ impl Quarantine {
         // Entries of blocks that left early make up at most half of the queue.
         if self.order.len() > 2 * self.blocks.len() + 64 {
             let blocks = &self.blocks;
-            self.order.retain(|(hash, ticket)| blocks.get(hash).is_some_and(|w| w.ticket == *ticket));
+            self.order
+                .retain(|(hash, ticket)| blocks.get(hash).is_some_and(|w| w.ticket == *ticket));
         }
         given_up
     }
 
     /// Takes one copy away. Returns whether the block was waiting.
     pub(crate) fn remove(&mut self, hash: EngineHash, tier: usize) -> bool {
-        let Some(waiting) = self.blocks.get_mut(&hash).filter(|w| w.copies[tier] > 0) else { return false };
+        let Some(waiting) = self.blocks.get_mut(&hash).filter(|w| w.copies[tier] > 0) else {
+            return false;
+        };
         waiting.copies[tier] -= 1;
         if waiting.copies == [0; TIERS] {
             self.take(hash);

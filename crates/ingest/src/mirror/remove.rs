@@ -6,7 +6,9 @@ use crate::{EngineHash, RefusalReason, Removed};
 
 impl Mirror {
     pub(super) fn remove(&mut self, removed: &Removed) {
-        let Some(tier) = self.tier_of(removed.medium) else { return self.refuse(RefusalReason::NoHolder) };
+        let Some(tier) = self.tier_of(removed.medium) else {
+            return self.refuse(RefusalReason::NoHolder);
+        };
         if !self.groups.removes(removed.group) {
             return;
         }
@@ -24,14 +26,21 @@ impl Mirror {
                 return self.give_up(slot, tier, remaining);
             }
         } else if found.is_some() {
-            let mut holding: Vec<Slot> =
-                self.arena.find_all(hash).into_iter().filter(|s| self.arena.get(*s).copies[tier] > 0).collect();
+            let mut holding: Vec<Slot> = self
+                .arena
+                .find_all(hash)
+                .into_iter()
+                .filter(|s| self.arena.get(*s).copies[tier] > 0)
+                .collect();
             if holding.len() > 1
                 && let Some(salt) = salt
             {
                 let root = self.namespace_root("", salt);
-                let of_salt: Vec<Slot> =
-                    holding.iter().copied().filter(|s| self.arena.get(self.root_of(*s)).key == root).collect();
+                let of_salt: Vec<Slot> = holding
+                    .iter()
+                    .copied()
+                    .filter(|s| self.arena.get(self.root_of(*s)).key == root)
+                    .collect();
                 if !of_salt.is_empty() {
                     holding = of_salt;
                 }
@@ -53,7 +62,11 @@ impl Mirror {
 
     /// One copy less; of a suspect, whose count may be too high, all of them.
     fn give_up(&mut self, slot: Slot, tier: usize, remaining: Option<u32>) {
-        let left = if self.unsuspect(slot, tier) { 0 } else { self.arena.copies(slot, tier) - 1 };
+        let left = if self.unsuspect(slot, tier) {
+            0
+        } else {
+            self.arena.copies(slot, tier) - 1
+        };
         self.set_copies(slot, tier, remaining.unwrap_or(left));
     }
 }

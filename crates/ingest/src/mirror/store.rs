@@ -1,9 +1,9 @@
 //! Blocks that an engine announces: found again, or placed below their parent, or kept until that is known.
 
+use super::Mirror;
 use super::groups::Use;
 use super::node::{GHOST, NONE, Node, PIN, SIDE, Side, Slot, TWIN};
 use super::place::Place;
-use super::Mirror;
 use crate::fixed_hash::scatter;
 use crate::{EngineHash, RefusalReason, Stored};
 
@@ -19,7 +19,9 @@ enum Start {
 
 impl Mirror {
     pub(super) fn store(&mut self, stored: &Stored) {
-        let Some(tier) = self.tier_of(stored.medium) else { return self.refuse(RefusalReason::NoHolder) };
+        let Some(tier) = self.tier_of(stored.medium) else {
+            return self.refuse(RefusalReason::NoHolder);
+        };
         match self.groups.store(stored) {
             Use::Pass => return,
             Use::Take => {}
@@ -60,7 +62,9 @@ impl Mirror {
             let key = self.root_key(stored);
             return Start::Below(self.arena.root(key));
         };
-        let Some(found) = self.arena.find(parent) else { return Start::Unknown(parent) };
+        let Some(found) = self.arena.find(parent) else {
+            return Start::Unknown(parent);
+        };
         let named = stored.cache_salt.is_some() || stored.adapter.is_some();
         if !self.arena.get(found).has(TWIN) && stored.cache_salt.is_none() {
             return Start::Below(found);
@@ -69,7 +73,9 @@ impl Mirror {
         if stored.cache_salt.is_some() || (named && candidates.len() > 1) {
             // Equal hashes in several namespaces: the event says which one it means.
             let wanted = self.root_key(stored);
-            let mut fits = candidates.iter().filter(|c| self.arena.get(self.root_of(**c)).key == wanted);
+            let mut fits = candidates
+                .iter()
+                .filter(|c| self.arena.get(self.root_of(**c)).key == wanted);
             return match (fits.next(), fits.next()) {
                 (Some(one), None) => Start::Below(*one),
                 (None, _) => Start::Unknown(parent),
@@ -98,7 +104,9 @@ impl Mirror {
                 self.refuse(RefusalReason::TooLarge);
                 break;
             }
-            let Some(slot) = self.find_or_insert(*hash, above, &mut place) else { break };
+            let Some(slot) = self.find_or_insert(*hash, above, &mut place) else {
+                break;
+            };
             self.announce(slot, tier, remaining(stored.remaining_copies.as_deref(), i));
             above = slot;
         }
@@ -194,7 +202,9 @@ impl Mirror {
                 self.set_copies(slot, tier, 0);
             }
         }
-        let Some(node) = self.arena.live(slot).copied() else { return true };
+        let Some(node) = self.arena.live(slot).copied() else {
+            return true;
+        };
         if node.has(GHOST) {
             let mut bare = node;
             bare.set(GHOST, false);
@@ -242,10 +252,16 @@ impl Mirror {
                     self.resolve(*hash);
                 }
                 None => {
-                    let reason = if parent.is_some() { RefusalReason::UnknownParent } else { RefusalReason::Unresolved };
+                    let reason = if parent.is_some() {
+                        RefusalReason::UnknownParent
+                    } else {
+                        RefusalReason::Unresolved
+                    };
                     self.refuse(reason);
                     let tokens = if parent.is_some() { tokens } else { &[] };
-                    let given_up = self.quarantine.add(*hash, tier, remaining.unwrap_or(1), parent, tokens, &[]);
+                    let given_up = self
+                        .quarantine
+                        .add(*hash, tier, remaining.unwrap_or(1), parent, tokens, &[]);
                     self.stats.refused.add_many(RefusalReason::QuarantineFull, given_up);
                 }
             }
@@ -272,7 +288,9 @@ impl Mirror {
         for (i, tokens) in stored.tokens.chunks_exact(size).enumerate().skip(from) {
             let identities = self.identities(stored, i);
             let copies = remaining(stored.remaining_copies.as_deref(), i).unwrap_or(1);
-            let given_up = self.quarantine.add(stored.hashes[i], tier, copies, parent, tokens, &identities);
+            let given_up = self
+                .quarantine
+                .add(stored.hashes[i], tier, copies, parent, tokens, &identities);
             self.stats.refused.add_many(RefusalReason::QuarantineFull, given_up);
             parent = Some(stored.hashes[i]);
         }
@@ -291,12 +309,16 @@ impl Mirror {
                 self.add_waiting(slot, waiting.copies);
             }
             for child in self.quarantine.below(hash) {
-                let Some(waiting) = self.quarantine.take(child) else { continue };
+                let Some(waiting) = self.quarantine.take(child) else {
+                    continue;
+                };
                 let identities: Vec<&str> = waiting.identities.iter().map(AsRef::as_ref).collect();
                 if self.place(slot, &waiting.tokens, &identities, &mut place).is_none() {
                     continue;
                 }
-                let Some(below) = self.find_or_insert(child, slot, &mut place) else { continue };
+                let Some(below) = self.find_or_insert(child, slot, &mut place) else {
+                    continue;
+                };
                 self.add_waiting(below, waiting.copies);
                 known.push(child);
             }

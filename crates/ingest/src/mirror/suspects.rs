@@ -87,8 +87,12 @@ impl Mirror {
             if self.suspects() == 0 {
                 return;
             }
-            let Some(&slot) = self.suspect_keys.get(&key.0) else { continue };
-            let Some(node) = self.arena.live(slot).copied().filter(|n| n.key == *key && !n.has(ROOT)) else { continue };
+            let Some(&slot) = self.suspect_keys.get(&key.0) else {
+                continue;
+            };
+            let Some(node) = self.arena.live(slot).copied().filter(|n| n.key == *key && !n.has(ROOT)) else {
+                continue;
+            };
             let length = node.end - self.arena.get(node.parent).end;
             if end <= cached {
                 if self.unsuspect(slot, 0) {

@@ -19,7 +19,10 @@ impl Recent {
 
     /// Content of the batch with this seq, if it is among the last.
     pub(crate) fn content(&self, seq: u64) -> Option<u64> {
-        self.0.binary_search_by_key(&seq, |(s, _)| *s).ok().map(|at| self.0[at].1)
+        self.0
+            .binary_search_by_key(&seq, |(s, _)| *s)
+            .ok()
+            .map(|at| self.0[at].1)
     }
 
     pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + '_ {
