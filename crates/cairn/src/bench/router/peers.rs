@@ -1,0 +1,61 @@
+//! Other routers in their cache-aware modes, installed from PyPI into a folder that the caller names.
+
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::process::{Child, Command};
+
+/// How a peer is started.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// Name in the figures.
+    pub name: &'static str,
+    /// Package and version on PyPI.
+    pub package: &'static str,
+    program: &'static str,
+    subcommand: &'static [&'static str],
+}
+
+/// The peers and the versions that were measured.
+pub const PEERS: [Peer; 3] = [
+    Peer { name: "sglang-router", package: "sglang-router==0.3.2", program: "sglang-router", subcommand: &["launch"] },
+    Peer { name: "smg", package: "smg==1.13.0", program: "smg", subcommand: &["launch"] },
+    Peer { name: "vllm-router", package: "vllm-router==0.1.17", program: "vllm-router", subcommand: &[] },
+];
+
+/// Longest wait for a peer to answer.
+const UP_TIMEOUT: Duration = Duration::from_secs(40);
+
+/// A peer's process; killed when dropped.
+pub struct RunningPeer {
+    /// Where it answers.
+    pub url: String,
+    /// Its process id.
+    pub pid: u32,
+    _child: Child,
+}
+
+impl Peer {
+    /// Starts it in front of `engines`; `folder` is a Python environment that has its package.
+    pub async fn start(&self, folder: &Path, engines: &[String]) -> anyhow::Result<RunningPeer> {
+        let program = folder.join("bin").join(self.program);
+        if !program.exists() {
+            let (folder, package) = (folder.display(), self.package);
+            bail!("{} is missing: python3 -m venv {folder} && {folder}/bin/pip install {package}", program.display());
+        }
+        let (port, metrics) = (super::free_port()?, super::free_port()?);
+        let mut command = Command::new(&program);
+        command.args(self.subcommand).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        command.args(["--policy", "cache_aware", "--log-level", "error"]);
+        command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics.to_string()]);
+        command.arg("--worker-urls").args(engines);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        let pid = child.id().context("the peer ended at once")?;
+        let url = format!("http://127.0.0.1:{port}");
+        super::wait_for_answer(&url, UP_TIMEOUT).await.with_context(|| format!("waiting for {}", self.name))?;
+        Ok(RunningPeer { url, pid, _child: child })
+    }
+}

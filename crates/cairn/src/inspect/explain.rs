@@ -1,0 +1,113 @@
+//! `cairn explain`: why this worker, and why zero.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::Args;
+use http::Method;
+use serde_json::Value;
+
+use super::http;
+use crate::output;
+
+/// Arguments of `cairn explain`.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// The router's base URL.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", env = "CAIRN_ROUTER")]
+    router: String,
+    /// File with a request body (`-` for standard input): say where it would go, without sending it.
+    #[arg(long, value_name = "FILE", required_unless_present_any = ["request", "last"], conflicts_with_all = ["request", "last"])]
+    body: Option<PathBuf>,
+    /// Id of a past request (its `x-request-id` or trace id): say where it went.
+    #[arg(long, value_name = "ID", conflicts_with = "last")]
+    request: Option<String>,
+    /// Say where the last request went.
+    #[arg(long)]
+    last: bool,
+    /// Policy to decide by instead of the pool's own.
+    #[arg(long, requires = "body")]
+    policy: Option<String>,
+    /// File with the router's operator token.
+    #[arg(long, value_name = "FILE", env = "CAIRN_OPERATOR_TOKEN_FILE")]
+    token: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Asks and prints.
+pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
+    let token = match &args.token {
+        Some(file) => Some(std::fs::read_to_string(file).with_context(|| format!("reading the token {}", file.display()))?),
+        None => None,
+    };
+    let token = token.as_deref().map(str::trim);
+    let router = args.router.trim_end_matches('/');
+    let decision = match (&args.body, &args.request) {
+        (Some(file), _) => {
+            let body = read_body(file)?;
+            let query = args.policy.as_ref().map(|p| format!("?policy={p}")).unwrap_or_default();
+            super::block_on(http::json(Method::POST, &format!("{router}/cairn/explain{query}"), token, body))?
+        }
+        (None, request) => {
+            let query = request.as_ref().map(|id| format!("&id={id}")).unwrap_or_default();
+            let url = format!("{router}/cairn/decisions?limit=1{query}");
+            let found = super::block_on(http::json(Method::GET, &url, token, Bytes::new()))?;
+            let list = found.get("decisions").and_then(Value::as_array).cloned().unwrap_or_default();
+            match list.into_iter().next() {
+                Some(decision) => decision,
+                None => bail!("{router} remembers no such decision; it keeps the latest ones only, and each router its own"),
+            }
+        }
+    };
+    if args.json {
+        output::line(serde_json::to_string(&decision)?);
+    } else {
+        print(&decision);
+    }
+    Ok(())
+}
+
+fn read_body(file: &PathBuf) -> anyhow::Result<Bytes> {
+    if file.as_os_str() == "-" {
+        let mut body = Vec::new();
+        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut body).context("reading the body from standard input")?;
+        return Ok(body.into());
+    }
+    Ok(std::fs::read(file).with_context(|| format!("reading the body {}", file.display()))?.into())
+}
+
+fn print(decision: &Value) {
+    let text = |key: &str| decision.get(key).map(plain).unwrap_or_default();
+    output::line(format!("pool {}, {} prompt tokens, policy {}", text("pool"), text("tokens"), text("policy")));
+    output::line(format!("chosen: worker {}: {}", text("chosen"), text("reason")));
+    output::line("");
+    let columns = [
+        ("worker", "WORKER"),
+        ("engine", "ENGINE"),
+        ("gpu_tokens", "GPU"),
+        ("cpu_tokens", "CPU"),
+        ("shared_tokens", "SHARED"),
+        ("queue_ms", "QUEUE ms"),
+        ("prefill_ms", "PREFILL ms"),
+        ("fetch_ms", "FETCH ms"),
+        ("cost_ms", "COST ms"),
+        ("why_not", "WHY NOT"),
+        ("why_zero", "WHY ZERO"),
+    ];
+    let candidates = decision.get("candidates").and_then(Value::as_array).cloned().unwrap_or_default();
+    let mut rows = vec![columns.iter().map(|(_, head)| (*head).to_owned()).collect::<Vec<_>>()];
+    rows.extend(candidates.iter().map(|c| columns.iter().map(|(key, _)| c.get(*key).map(plain).unwrap_or_default()).collect()));
+    output::table(&rows);
+}
+
+fn plain(value: &Value) -> String {
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Number(n) if n.is_f64() => format!("{:.2}", n.as_f64().unwrap_or_default()),
+        other => other.to_string(),
+    }
+}

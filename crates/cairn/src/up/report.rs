@@ -1,0 +1,101 @@
+//! Waits until requests are answered, and tells what runs and what to try.
+
+use std::time::Duration;
+
+use anyhow::bail;
+use bytes::Bytes;
+use http::Method;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::child::{Running, tail};
+use super::plan::Plan;
+use crate::inspect::http;
+use crate::output;
+
+/// Longest wait between the last child's ready line and a router that can reach every engine.
+const SERVING_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Waits until every router sees every engine, with the index's word on each.
+pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Result<()> {
+    let deadline = Instant::now() + SERVING_TIMEOUT;
+    for port in &plan.routers {
+        loop {
+            let seen = http::json(Method::GET, &format!("http://127.0.0.1:{port}/cairn/status"), None, Bytes::new()).await;
+            let waiting_for = match &seen {
+                Ok(status) => match missing(plan, status) {
+                    None => break,
+                    Some(why) => why,
+                },
+                Err(error) => error.to_string(),
+            };
+            if Instant::now() > deadline {
+                let agents = children.iter().filter(|c| c.spec.role == "agent").map(|c| tail(&c.spec.log));
+                let logs: Vec<String> = agents.collect();
+                bail!("the router on port {port} is not serving all engines after {SERVING_TIMEOUT:?}: {waiting_for}\nagents' logs:\n{}", logs.join("\n"));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+    Ok(())
+}
+
+/// What a router still lacks.
+fn missing(plan: &Plan, status: &Value) -> Option<String> {
+    let workers = status.get("workers").and_then(Value::as_array).cloned().unwrap_or_default();
+    for engine in &plan.engines {
+        let of_engine: Vec<&Value> =
+            workers.iter().filter(|w| w.get("engine_url").and_then(Value::as_str) == Some(engine)).collect();
+        if of_engine.is_empty() {
+            return Some(format!("no worker of {engine} is known; is the engine up?"));
+        }
+        let unfit = of_engine.iter().find(|w| w.get("eligible").and_then(Value::as_bool) != Some(true));
+        if let Some(worker) = unfit {
+            return Some(format!("{engine} takes no requests: {}", worker.get("why_not").unwrap_or(&Value::Null)));
+        }
+    }
+    None
+}
+
+/// Prints what runs.
+pub fn print(plan: &Plan, children: &[Running], took: Duration, as_json: bool) {
+    let routers: Vec<String> = plan.routers.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
+    let index: Vec<String> = plan.index.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    if as_json {
+        let pids: Value = children.iter().map(|c| (c.spec.name.clone(), json!(c.pid()))).collect::<serde_json::Map<_, _>>().into();
+        let agents: Vec<Value> = children
+            .iter()
+            .filter(|c| c.spec.role == "agent")
+            .map(|c| c.ready.get("ops").cloned().unwrap_or_else(|| json!(c.spec.name)))
+            .collect();
+        let line = json!({
+            "ready": true, "routers": routers, "index": index, "engines": plan.engines, "agents": agents,
+            "pids": pids, "data": plan.data.display().to_string(),
+        });
+        output::line(line.to_string());
+        return;
+    }
+    let engines = if plan.simulated { "simulated engines" } else { "engines of yours" };
+    output::line(format!("Cairn is up after {:.1} s (state and logs: {})", took.as_secs_f64(), plan.data.display()));
+    output::line(format!("  routers  {}", routers.join("  ")));
+    output::line(format!("  index    {}", index.join("  ")));
+    output::line(format!("  {} {engines}  {}", plan.engines.len(), plan.engines.join("  ")));
+    output::line(try_next(plan, &routers[0], &index[0]));
+}
+
+fn try_next(plan: &Plan, router: &str, index: &str) -> String {
+    let model = if plan.simulated { "cairn-demo" } else { "MODEL" };
+    let body = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"What is a cairn?"}}]}}"#);
+    let mut text = format!(
+        "\nTry next:\n  curl {router}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n  \
+         echo '{body}' | cairn explain --router {router} --body -\n  \
+         cairn explain --router {router} --last\n  cairn status --index {index}\n"
+    );
+    if plan.simulated {
+        text.push_str("With engines of your own:\n  cairn up --engine http://HOST:8000 --engine http://HOST:8001\n");
+    }
+    text.push_str("Ctrl-C ends everything.");
+    text
+}
