@@ -7,7 +7,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::Token;
 
 /// Identity of a KV block and of everything before it in its chain.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
 pub struct BlockKey(pub u64);
 
 impl fmt::Debug for BlockKey {

@@ -5,6 +5,10 @@ use cairn_blocks::ClusterSeed;
 use crate::{Batch, HolderId, Incarnation, Seq, SourceId, SourceSpec, WorkerId};
 
 /// One replicated command.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "registrations are rare, and a command is never kept in numbers"
+)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
     /// Names the cluster and fixes its seed; the first one wins.

@@ -2,6 +2,7 @@
 //!
 //! It is slow and obviously right. Tests and benchmarks compare [`crate::Residency`] with it.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cairn_blocks::{BlockKey, Depth};
@@ -85,6 +86,9 @@ impl Oracle {
                 return Stored::UnknownAnchor;
             }
         }
+        if skip as usize >= keys.len() {
+            return Stored::Done { new_blocks: 0 };
+        }
         let mut parent = anchor;
         for (depth, &key) in (anchor_depth.0 + 1..).zip(keys) {
             if self
@@ -96,23 +100,17 @@ impl Oracle {
             }
             parent = key;
         }
-        if skip as usize >= keys.len() {
-            return Stored::Done { new_blocks: 0 };
-        }
         let mut new_blocks = 0;
         let mut parent = anchor;
         for (i, &key) in keys.iter().enumerate() {
             let depth = anchor_depth.0 + 1 + i as u32;
-            if !self.blocks.contains_key(&key) {
-                self.blocks.insert(
-                    key,
-                    Block {
-                        parent,
-                        depth,
-                        children: 0,
-                        holders: BTreeSet::new(),
-                    },
-                );
+            if let Entry::Vacant(slot) = self.blocks.entry(key) {
+                slot.insert(Block {
+                    parent,
+                    depth,
+                    children: 0,
+                    holders: BTreeSet::new(),
+                });
                 if depth > 1 {
                     self.blocks.get_mut(&parent).expect("parents come first").children += 1;
                 }
@@ -229,59 +227,5 @@ impl Oracle {
     #[must_use]
     pub fn knows(&self, key: BlockKey) -> bool {
         self.blocks.contains_key(&key)
-    }
-
-    pub(crate) fn put<W: std::io::Write>(&self, out: &mut crate::codec::Out<'_, W>) -> std::io::Result<()> {
-        let mut order: Vec<_> = self.blocks.iter().collect();
-        order.sort_by_key(|(key, b)| (b.depth, **key));
-        out.number(order.len() as u64)?;
-        for (key, block) in order {
-            out.key(*key)?;
-            out.key(block.parent)?;
-            out.number(block.depth)?;
-            out.number(block.holders.len() as u64)?;
-            for holder in &block.holders {
-                out.number(holder.0)?;
-            }
-        }
-        Ok(())
-    }
-
-    pub(crate) fn read<R: std::io::Read>(
-        input: &mut crate::codec::In<R>,
-        holders: impl Iterator<Item = HolderId>,
-    ) -> Result<Self, crate::codec::DecodeError> {
-        use crate::codec::DecodeError::Invalid;
-        let mut model = Self::new();
-        holders.for_each(|h| model.add_holder(h));
-        for _ in 0..input.number("the number of blocks")? {
-            let key = input.key("a block")?;
-            let parent = input.key("a block")?;
-            let depth = input.small("a block")?;
-            let mut block = Block {
-                parent,
-                depth,
-                children: 0,
-                holders: BTreeSet::new(),
-            };
-            for _ in 0..input.number("a block")? {
-                let holder = HolderId(input.small("a block")?);
-                model
-                    .holders
-                    .get_mut(&holder)
-                    .ok_or(Invalid("a block's holder"))?
-                    .insert(key);
-                block.holders.insert(holder);
-            }
-            if depth > 1 {
-                model
-                    .blocks
-                    .get_mut(&parent)
-                    .ok_or(Invalid("a block's parent"))?
-                    .children += 1;
-            }
-            model.blocks.insert(key, block);
-        }
-        Ok(model)
     }
 }

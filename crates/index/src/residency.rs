@@ -1,12 +1,35 @@
 //! Who holds which block.
+//!
+//! Chains share prefixes, so whole stretches of them, *runs*, are kept instead of blocks. A run is never split: a branch
+//! starts a run of its own that hangs at some offset of its parent, and whoever stores beyond a run's end makes it
+//! longer. A holder's share of a run is one number, the offset it ends at; what it lacks below that is kept apart for
+//! that holder and run alone. Only the first key of a run is in a map. Any other block is addressed by holder, depth
+//! and key: it lies beside the holder's last change, or at the end of one of its shares, or is looked for in those of
+//! its runs that cover the depth. Blocks stay while somebody holds them or a descendant; what no longer is needed is
+//! cut at once and its memory is reused.
 
-use std::io::{self, Read, Write};
+mod arena;
+mod change;
+mod holes;
+mod lookup;
+mod run;
+mod runs;
+mod stored;
+mod table;
 
-use cairn_blocks::{BlockKey, Depth};
+use std::collections::HashMap;
+use std::fmt;
 
-use crate::codec::{DecodeError, In, Out};
-use crate::oracle::Oracle;
 use crate::{HolderDigest, HolderId};
+use holes::Holes;
+use run::RunId;
+use runs::{Runs, Spot};
+use table::KeyTable;
+
+/// Deepest block that is stored: 268 million tokens at the default block size.
+pub const DEPTH_MAX: u32 = 1 << 24;
+/// Bytes that the blocks of one state may take, as [`Residency::weight`] counts them; the same on every copy.
+pub const WEIGHT_MAX: u64 = 64 << 30;
 
 /// How a store ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,11 +41,11 @@ pub enum Stored {
     },
     /// The holder doesn't hold the anchor at that depth; send the chain again from its root.
     UnknownAnchor,
-    /// A key is known under another parent or at another depth; nothing was stored.
+    /// A run begins with one of the keys at another place; nothing was stored.
     Refused,
     /// There is no such holder.
     UnknownHolder,
-    /// A bound on runs, blocks or depth is reached; nothing was stored.
+    /// A bound on bytes or depth is reached; nothing was stored.
     Full,
 }
 
@@ -34,116 +57,164 @@ pub struct Removed {
 }
 
 /// Who holds which block.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone)]
 pub struct Residency {
-    model: Oracle,
+    runs: Runs,
+    /// By holder id.
+    holders: Vec<Option<HolderState>>,
+    /// What is missing inside shares, where something is.
+    holes: HashMap<(RunId, HolderId), Holes>,
+    /// Shares of all holders.
+    shares: u64,
+    /// Gaps in `holes`.
+    gaps: u64,
+    weight_max: u64,
+}
+
+/// One holder.
+#[derive(Clone)]
+struct HolderState {
+    /// The runs it has a share of, by the last key of the share.
+    runs: KeyTable,
+    digest: HolderDigest,
+    /// Just after the last block that it stored.
+    last_store: Spot,
+    /// Just above the last block that it removed.
+    last_removal: Spot,
+}
+
+impl HolderState {
+    fn new() -> Self {
+        Self {
+            runs: KeyTable::default(),
+            digest: HolderDigest::default(),
+            last_store: Spot::NONE,
+            last_removal: Spot::NONE,
+        }
+    }
+}
+
+impl Default for Residency {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Residency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Residency")
+            .field("holders", &self.holders.iter().flatten().count())
+            .field("runs", &self.runs.live())
+            .field("blocks", &self.runs.known)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Residency {
     /// Nobody holds anything.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            runs: Runs::new(),
+            holders: Vec::new(),
+            holes: HashMap::new(),
+            shares: 0,
+            gaps: 0,
+            weight_max: WEIGHT_MAX,
+        }
+    }
+
+    /// Like [`Residency::new`], with another bound than [`WEIGHT_MAX`]; every copy needs the same.
+    #[must_use]
+    pub fn with_weight_max(weight_max: u64) -> Self {
+        Self {
+            weight_max,
+            ..Self::new()
+        }
     }
 
     /// Makes a holder known.
     pub fn add_holder(&mut self, holder: HolderId) {
-        self.model.add_holder(holder);
+        let at = holder.0 as usize;
+        if at >= self.holders.len() {
+            self.holders.resize_with(at + 1, || None);
+        }
+        self.holders[at].get_or_insert_with(HolderState::new);
     }
 
-    /// Forgets a holder with all it holds.
+    /// Forgets a holder with all it holds, in time proportional to its runs.
     pub fn remove_holder(&mut self, holder: HolderId) {
-        self.model.remove_holder(holder);
-    }
-
-    /// Empties a holder.
-    pub fn clear(&mut self, holder: HolderId) {
-        self.model.clear(holder);
-    }
-
-    /// The holder now holds `keys[skip..]`, a stretch of one chain below `anchor`.
-    ///
-    /// `anchor` is the chain's root key where `anchor_depth` is 0, else a block that the holder holds at that depth.
-    /// The first `skip` keys only name ancestors.
-    pub fn store(
-        &mut self,
-        holder: HolderId,
-        anchor: BlockKey,
-        anchor_depth: Depth,
-        skip: u32,
-        keys: &[BlockKey],
-    ) -> Stored {
-        self.model.store(holder, anchor, anchor_depth, skip, keys)
-    }
-
-    /// Like [`Residency::store`], but the anchor may also be held by one of `beside`, the other caches of that source.
-    pub fn store_beside(
-        &mut self,
-        holder: HolderId,
-        beside: &[HolderId],
-        anchor: BlockKey,
-        anchor_depth: Depth,
-        skip: u32,
-        keys: &[BlockKey],
-    ) -> Stored {
-        self.model
-            .store_beside(holder, beside, anchor, anchor_depth, skip, keys)
-    }
-
-    /// The holder no longer holds `count` neighbouring blocks of one chain, of which `key` at `depth` is the deepest.
-    ///
-    /// Nothing happens where the holder doesn't hold `key` at `depth`; blocks above it that it doesn't hold are passed over.
-    pub fn remove(&mut self, holder: HolderId, key: BlockKey, depth: Depth, count: u32) -> Removed {
-        self.model.remove(holder, key, depth, count)
-    }
-
-    /// How many leading blocks of the chain `keys` each holder holds without a gap, by holder id.
-    pub fn match_prefix(&self, keys: &[BlockKey], out: &mut Vec<u32>) {
-        self.model.match_prefix(keys, out);
-    }
-
-    /// How deep that holder alone holds the chain `keys` without a gap from the block after `from`.
-    #[must_use]
-    pub fn match_from(&self, holder: HolderId, keys: &[BlockKey], from: Depth) -> Depth {
-        self.model.match_from(holder, keys, from)
+        self.clear(holder);
+        if let Some(slot) = self.holders.get_mut(holder.0 as usize) {
+            *slot = None;
+        }
+        while self.holders.last().is_some_and(Option::is_none) {
+            self.holders.pop();
+        }
     }
 
     /// How many blocks the holder holds.
     #[must_use]
     pub fn holder_blocks(&self, holder: HolderId) -> u64 {
-        self.model.holder_blocks(holder)
+        self.holder_digest(holder).blocks
     }
 
     /// Number and digest of the blocks that the holder holds.
     #[must_use]
     pub fn holder_digest(&self, holder: HolderId) -> HolderDigest {
-        self.model.holder_digest(holder)
+        self.state(holder)
+            .map_or_else(HolderDigest::default, |state| state.digest)
     }
 
     /// How many distinct blocks are known: held ones and their ancestors.
     #[must_use]
     pub fn known_blocks(&self) -> u64 {
-        self.model.known_blocks()
+        self.runs.known
     }
 
-    /// Bytes of memory that the structure takes, without the allocator's own.
+    /// How many runs there are.
+    #[must_use]
+    pub fn run_count(&self) -> u64 {
+        self.runs.live() as u64
+    }
+
+    /// How many (run, holder) shares there are.
+    #[must_use]
+    pub fn share_count(&self) -> u64 {
+        self.shares
+    }
+
+    /// Bytes of memory that the structure takes, without the allocator's own. Looks at every run.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.model.known_blocks() as usize * 160
+        let holders = self.holders.iter().flatten().map(|h| h.runs.bytes()).sum::<usize>();
+        let holes = self.holes.values().map(Holes::bytes).sum::<usize>();
+        self.runs.bytes()
+            + holders
+            + self.holders.capacity() * size_of::<Option<HolderState>>()
+            + holes
+            + self.holes.capacity() * (size_of::<((RunId, HolderId), Holes)>() + 1)
     }
 
-    /// Writes all of it for a snapshot.
-    pub(crate) fn put<W: Write>(&self, out: &mut Out<'_, W>) -> io::Result<()> {
-        self.model.put(out)
+    /// What the bound on bytes counts: equal on every copy, whatever its allocator and history.
+    #[must_use]
+    pub fn weight(&self) -> u64 {
+        /// Bytes of a chunk with its entry in a run's list.
+        const CHUNK: u64 = arena::CHUNK_KEYS as u64 * 8 + 4;
+        /// Bytes of a run with its entry among the heads.
+        const RUN: u64 = size_of::<run::Run>() as u64 + 16;
+        /// Bytes of a share with its entry in the holder's table.
+        const SHARE: u64 = 8 + 16;
+        /// Bytes of a gap.
+        const GAP: u64 = 16;
+        self.runs.arena.used() as u64 * CHUNK + self.runs.live() as u64 * RUN + self.shares * SHARE + self.gaps * GAP
     }
 
-    /// Reads what [`Residency::put`] wrote.
-    pub(crate) fn read<R: Read>(
-        input: &mut In<R>,
-        holders: impl Iterator<Item = HolderId>,
-    ) -> Result<Self, DecodeError> {
-        Ok(Self {
-            model: Oracle::read(input, holders)?,
-        })
+    fn state(&self, holder: HolderId) -> Option<&HolderState> {
+        self.holders.get(holder.0 as usize)?.as_ref()
+    }
+
+    fn state_mut(&mut self, holder: HolderId) -> Option<&mut HolderState> {
+        self.holders.get_mut(holder.0 as usize)?.as_mut()
     }
 }

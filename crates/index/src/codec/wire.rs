@@ -50,6 +50,14 @@ pub enum DecodeError {
     /// A value that can't be.
     #[error("{0} is invalid")]
     Invalid(&'static str),
+    /// The bytes changed since they were written.
+    #[error("the snapshot's bytes sum up to {found:016x}, they were written with {written:016x}")]
+    Checksum {
+        /// Of what was read.
+        found: u64,
+        /// As written.
+        written: u64,
+    },
     /// The bytes were read, but aren't the state that was written.
     #[error("the snapshot's digest is {found:016x}, it was written as {written:016x}")]
     Digest {

@@ -1,0 +1,330 @@
+//! Writing: stores, removals, clears.
+
+use cairn_blocks::{BlockKey, Depth};
+use smallvec::SmallVec;
+
+use super::run::{RunId, Share};
+use super::runs::{Below, Spot};
+use super::{DEPTH_MAX, Removed, Residency, Stored};
+use crate::HolderId;
+
+/// A stretch of one run.
+#[derive(Clone, Copy)]
+struct Stretch {
+    run: RunId,
+    start: u32,
+    end: u32,
+}
+
+/// What of a chain was found, and where the rest belongs.
+struct Walk {
+    stretches: SmallVec<[Stretch; 8]>,
+    /// Keys found.
+    found: usize,
+    /// Just after the last found one; none at the root.
+    end: Option<Spot>,
+}
+
+impl Residency {
+    /// The holder now holds `keys[skip..]`, a stretch of one chain below `anchor`.
+    ///
+    /// `anchor` is the chain's root key where `anchor_depth` is 0, else a block that the holder holds at that depth.
+    /// The first `skip` keys only name ancestors.
+    pub fn store(
+        &mut self,
+        holder: HolderId,
+        anchor: BlockKey,
+        anchor_depth: Depth,
+        skip: u32,
+        keys: &[BlockKey],
+    ) -> Stored {
+        self.store_beside(holder, &[], anchor, anchor_depth, skip, keys)
+    }
+
+    /// Like [`Residency::store`], but the anchor may also be held by one of `beside`, the other caches of that source.
+    pub fn store_beside(
+        &mut self,
+        holder: HolderId,
+        beside: &[HolderId],
+        anchor: BlockKey,
+        anchor_depth: Depth,
+        skip: u32,
+        keys: &[BlockKey],
+    ) -> Stored {
+        if self.state(holder).is_none() {
+            return Stored::UnknownHolder;
+        }
+        let deep = usize::try_from(DEPTH_MAX.saturating_sub(anchor_depth.0)).unwrap_or(0);
+        if keys.len() > deep || self.weight() >= self.weight_max {
+            return Stored::Full;
+        }
+        let at = match anchor_depth.0 {
+            0 => None,
+            depth => {
+                let own = self.locate(holder, anchor, depth);
+                let others = || {
+                    beside
+                        .iter()
+                        .filter(|&&b| b != holder)
+                        .find_map(|&b| self.locate(b, anchor, depth))
+                };
+                match own.or_else(others) {
+                    Some(spot) => Some(spot),
+                    None => return Stored::UnknownAnchor,
+                }
+            }
+        };
+        if skip as usize >= keys.len() {
+            return Stored::Done { new_blocks: 0 };
+        }
+        let Some(walk) = self.walk(at, anchor, keys) else {
+            return Stored::Refused;
+        };
+        Stored::Done {
+            new_blocks: self.store_walked(holder, anchor, skip, keys, &walk),
+        }
+    }
+
+    /// Follows `keys` through the runs from `at`, or from the root; none where a key is known elsewhere.
+    fn walk(&self, at: Option<Spot>, root: BlockKey, keys: &[BlockKey]) -> Option<Walk> {
+        let mut walk = Walk {
+            stretches: SmallVec::new(),
+            found: 0,
+            end: at,
+        };
+        loop {
+            if let Some(spot) = &mut walk.end {
+                let run = self.runs.get(spot.run);
+                let common = self.runs.common(run, spot.offset, &keys[walk.found..]);
+                if common > 0 {
+                    let end = spot.offset + common;
+                    walk.stretches.push(Stretch {
+                        run: spot.run,
+                        start: spot.offset,
+                        end,
+                    });
+                    spot.offset = end;
+                    walk.found += common as usize;
+                }
+            }
+            let Some(&next) = keys.get(walk.found) else {
+                return Some(walk);
+            };
+            match self.runs.below(walk.end, root, next) {
+                Below::Run(run) => walk.end = Some(Spot { run, offset: 0 }),
+                Below::Elsewhere => return None,
+                Below::Nothing => return Some(walk),
+            }
+        }
+    }
+
+    /// Gives the holder what was found, and makes or extends a run for the rest.
+    fn store_walked(&mut self, holder: HolderId, root: BlockKey, skip: u32, keys: &[BlockKey], walk: &Walk) -> u32 {
+        let mut new_blocks = 0;
+        let mut left = skip;
+        for stretch in &walk.stretches {
+            let passed = left.min(stretch.end - stretch.start);
+            left -= passed;
+            if stretch.start + passed < stretch.end {
+                new_blocks += self.hold(
+                    holder,
+                    Stretch {
+                        start: stretch.start + passed,
+                        ..*stretch
+                    },
+                );
+            }
+        }
+        let mut end = walk.end;
+        let rest = &keys[walk.found..];
+        if !rest.is_empty() {
+            let run = match walk.end {
+                Some(at) if at.offset == self.runs.get(at.run).len => {
+                    self.runs.extend(at.run, rest);
+                    at.run
+                }
+                Some(_) | None => self.runs.add(walk.end, root, rest),
+            };
+            let len = self.runs.get(run).len;
+            let start = len - rest.len() as u32 + left;
+            new_blocks += self.hold(holder, Stretch { run, start, end: len });
+            end = Some(Spot { run, offset: len });
+        }
+        if let (Some(state), Some(end)) = (self.state_mut(holder), end) {
+            state.last_store = end;
+        }
+        new_blocks
+    }
+
+    /// The holder holds a stretch now; gives the number of its blocks that it didn't hold before.
+    fn hold(&mut self, holder: HolderId, stretch: Stretch) -> u32 {
+        let Stretch { run: id, start, end } = stretch;
+        let state = self.holders[holder.0 as usize]
+            .as_mut()
+            .expect("the caller checked the holder");
+        let run = self.runs.get(id);
+        let mut new_blocks = 0u32;
+        let mut sum = 0u64;
+        let mut newly = |start, end| {
+            new_blocks += end - start;
+            sum = sum.wrapping_add(self.runs.mix(run, start, end));
+        };
+        let slot = run.share(holder);
+        let old_cut = slot.map_or(0, |at| run.shares[at].cut());
+        let mut has_holes = slot.is_ok_and(|at| run.shares[at].holes());
+        if start > old_cut {
+            let holes = self.holes.entry((id, holder)).or_default();
+            self.gaps -= holes.gaps().len() as u64;
+            holes.add(old_cut, start, |_, _| {});
+            self.gaps += holes.gaps().len() as u64;
+            has_holes = true;
+        } else if has_holes {
+            let holes = self.holes.get_mut(&(id, holder)).expect("the share is marked");
+            self.gaps -= holes.gaps().len() as u64;
+            holes.fill(start, end.min(old_cut), &mut newly);
+            self.gaps += holes.gaps().len() as u64;
+            if holes.is_empty() {
+                self.holes.remove(&(id, holder));
+                has_holes = false;
+            }
+        }
+        if end > old_cut {
+            newly(start.max(old_cut), end);
+        }
+        let cut = end.max(old_cut);
+        if cut != old_cut {
+            if old_cut > 0 {
+                state.runs.remove(self.runs.key(run, old_cut - 1), id);
+            }
+            state.runs.insert(self.runs.key(run, cut - 1), id);
+        }
+        state.digest.blocks += u64::from(new_blocks);
+        state.digest.digest = state.digest.digest.wrapping_add(sum);
+        let share = Share::new(holder, cut, has_holes);
+        let shares = &mut self.runs.get_mut(id).shares;
+        match slot {
+            Ok(at) => shares[at] = share,
+            Err(at) => {
+                self.shares += 1;
+                shares.insert(at, share);
+            }
+        }
+        new_blocks
+    }
+
+    /// The holder no longer holds `count` neighbouring blocks of one chain, of which `key` at `depth` is the deepest.
+    ///
+    /// Nothing happens where the holder doesn't hold `key` at `depth`; blocks above it that it doesn't hold are passed over.
+    pub fn remove(&mut self, holder: HolderId, key: BlockKey, depth: Depth, count: u32) -> Removed {
+        let Some(mut spot) = self.locate(holder, key, depth.0) else {
+            return Removed::default();
+        };
+        let mut left = count.min(depth.0);
+        let mut blocks = 0;
+        while left > 0 {
+            let run = self.runs.get(spot.run);
+            let stretch = Stretch {
+                run: spot.run,
+                start: spot.offset.saturating_sub(left),
+                end: spot.offset,
+            };
+            left -= stretch.end - stretch.start;
+            // Where the next removal goes on; found before the run may go.
+            let next = match run.parent {
+                _ if stretch.start > 0 => Spot {
+                    run: spot.run,
+                    offset: stretch.start,
+                },
+                RunId::NONE => Spot::NONE,
+                parent => Spot {
+                    run: parent,
+                    offset: run.base - self.runs.get(parent).base,
+                },
+            };
+            blocks += self.unhold(holder, stretch);
+            if next == Spot::NONE {
+                break;
+            }
+            spot = next;
+        }
+        if let Some(state) = self.state_mut(holder) {
+            state.last_removal = spot;
+        }
+        Removed { blocks }
+    }
+
+    /// The holder holds nothing of a stretch any more; gives the number of its blocks that it held.
+    fn unhold(&mut self, holder: HolderId, stretch: Stretch) -> u32 {
+        let Stretch { run: id, start, end } = stretch;
+        let state = self.holders[holder.0 as usize]
+            .as_mut()
+            .expect("the caller checked the holder");
+        let run = self.runs.get(id);
+        let Ok(slot) = run.share(holder) else { return 0 };
+        let share = run.shares[slot];
+        let (old_cut, end) = (share.cut(), end.min(share.cut()));
+        if start >= end {
+            return 0;
+        }
+        let mut removed = 0u32;
+        let mut sum = 0u64;
+        let cut;
+        let mut has_holes = share.holes();
+        if has_holes || end < old_cut {
+            let holes = self.holes.entry((id, holder)).or_default();
+            self.gaps -= holes.gaps().len() as u64;
+            holes.add(start, end, |start, end| {
+                removed += end - start;
+                sum = sum.wrapping_add(self.runs.mix(run, start, end));
+            });
+            cut = holes.cut(old_cut);
+            self.gaps += holes.gaps().len() as u64;
+            has_holes = !holes.is_empty();
+            if !has_holes {
+                self.holes.remove(&(id, holder));
+            }
+        } else {
+            removed = end - start;
+            sum = self.runs.mix(run, start, end);
+            cut = start;
+        }
+        state.digest.blocks -= u64::from(removed);
+        state.digest.digest = state.digest.digest.wrapping_sub(sum);
+        if cut != old_cut {
+            state.runs.remove(self.runs.key(run, old_cut - 1), id);
+            if cut > 0 {
+                state.runs.insert(self.runs.key(run, cut - 1), id);
+            }
+        }
+        let shares = &mut self.runs.get_mut(id).shares;
+        if cut > 0 {
+            shares[slot] = Share::new(holder, cut, has_holes);
+        } else {
+            shares.remove(slot);
+            self.shares -= 1;
+        }
+        if cut != old_cut {
+            self.runs.trim(id);
+        }
+        removed
+    }
+
+    /// Empties a holder, in time proportional to its runs.
+    pub fn clear(&mut self, holder: HolderId) {
+        let Some(state) = self.state_mut(holder) else { return };
+        let runs = std::mem::replace(state, super::HolderState::new()).runs;
+        for id in runs.runs() {
+            let run = self.runs.get_mut(id);
+            let slot = run
+                .share(holder)
+                .expect("the holder's table names the runs that it has a share of");
+            let share = run.shares.remove(slot);
+            self.shares -= 1;
+            if share.holes() {
+                let holes = self.holes.remove(&(id, holder)).unwrap_or_default();
+                self.gaps -= holes.gaps().len() as u64;
+            }
+            self.runs.trim(id);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Reading: where a block lies, and how much of a prompt each holder holds.
+
+use cairn_blocks::{BlockKey, Depth};
+
+use super::Residency;
+use super::run::{RunId, Share};
+use super::runs::Spot;
+use crate::HolderId;
+
+impl Residency {
+    /// How many leading blocks of the chain `keys` each holder holds without a gap, by holder id.
+    pub fn match_prefix(&self, keys: &[BlockKey], out: &mut Vec<u32>) {
+        out.clear();
+        out.resize(self.holders.len(), 0);
+        let Some(&first) = keys.first() else { return };
+        let Some(mut id) = self.runs.first(first) else { return };
+        let mut base = 0u32;
+        loop {
+            let run = self.runs.get(id);
+            let rest = &keys[base as usize..];
+            let common = self.runs.common(run, 0, rest);
+            let mut go_on = false;
+            for &share in &run.shares {
+                let Some(depth) = out.get_mut(share.holder().0 as usize) else {
+                    continue;
+                };
+                if *depth != base {
+                    continue;
+                }
+                let held = if share.holes() {
+                    self.whole_from(id, share, 0)
+                } else {
+                    share.cut()
+                };
+                *depth = base + held.min(common);
+                go_on |= held >= common;
+            }
+            base += common;
+            let Some(&next) = keys.get(base as usize) else { return };
+            if !go_on {
+                return;
+            }
+            match self.runs.child(id, base, next) {
+                Some(child) => id = child,
+                None => return,
+            }
+        }
+    }
+
+    /// How deep that holder alone holds the chain `keys` without a gap from the block after `from`.
+    #[must_use]
+    pub fn match_from(&self, holder: HolderId, keys: &[BlockKey], from: Depth) -> Depth {
+        let mut reached = from.0;
+        let Some(mut id) = keys.first().and_then(|&first| self.runs.first(first)) else {
+            return from;
+        };
+        let mut base = 0u32;
+        loop {
+            let run = self.runs.get(id);
+            let common = self.runs.common(run, 0, &keys[base as usize..]);
+            if base + common > reached {
+                let Ok(share) = run.share(holder) else {
+                    return Depth(reached);
+                };
+                let held = self.whole_from(id, run.shares[share], reached - base).min(common);
+                if base + held <= reached {
+                    return Depth(reached);
+                }
+                reached = base + held;
+                if held < common {
+                    return Depth(reached);
+                }
+            }
+            base += common;
+            let Some(&next) = keys.get(base as usize) else {
+                return Depth(reached);
+            };
+            match self.runs.child(id, base, next) {
+                Some(child) => id = child,
+                None => return Depth(reached),
+            }
+        }
+    }
+
+    /// The offset up to which the share is whole from `offset` on.
+    fn whole_from(&self, run: RunId, share: Share, offset: u32) -> u32 {
+        if !share.holes() {
+            return share.cut();
+        }
+        let holes = &self.holes[&(run, share.holder())];
+        holes.first_from(offset).unwrap_or_else(|| share.cut())
+    }
+
+    /// Whether the holder holds the block just above the place.
+    fn holds(&self, holder: HolderId, spot: Spot) -> bool {
+        let run = self.runs.get(spot.run);
+        let Ok(at) = run.share(holder) else { return false };
+        let share = run.shares[at];
+        spot.offset <= share.cut() && !(share.holes() && self.holes[&(spot.run, holder)].has(spot.offset - 1))
+    }
+
+    /// The place just after a block that the holder holds.
+    pub(super) fn locate(&self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
+        let state = self.state(holder)?;
+        let checked = |run: RunId| {
+            let spot = self.runs.spot_of(run, key, depth)?;
+            self.holds(holder, spot).then_some(spot)
+        };
+        if let Some(spot) = checked(state.last_store.run) {
+            return Some(spot);
+        }
+        if let Some(spot) = checked(state.last_removal.run) {
+            return Some(spot);
+        }
+        let mut found = None;
+        state.runs.find(key, |run| {
+            found = checked(run);
+            found.is_some()
+        });
+        if found.is_some() {
+            return found;
+        }
+        state.runs.runs().find_map(checked)
+    }
+}

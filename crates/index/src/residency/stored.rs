@@ -1,0 +1,186 @@
+//! The residency's part of a snapshot: every run with its place, keys and shares, parents before children.
+//!
+//! Runs are written as they are, so that a restored copy goes on exactly as the one that was written.
+
+use std::io::{self, Read, Write};
+
+use cairn_blocks::BlockKey;
+
+use super::run::{Run, RunId, Share};
+use super::runs::{Below, Spot};
+use super::{DEPTH_MAX, Residency};
+use crate::HolderId;
+use crate::codec::{DecodeError, In, Out};
+
+/// Where a run hangs: below a root.
+const BELOW_ROOT: u64 = 0;
+
+impl Residency {
+    /// Writes all of it.
+    pub(crate) fn put<W: Write>(&self, out: &mut Out<'_, W>) -> io::Result<()> {
+        let order = self.parents_first();
+        out.number(order.len() as u64)?;
+        // Position in the order plus one, by run id.
+        let mut position = vec![0u32; self.runs.runs.len()];
+        for (at, id) in (1u32..).zip(&order) {
+            position[id.0 as usize] = at;
+            self.put_run(out, *id, &position)?;
+        }
+        Ok(())
+    }
+
+    /// Every run, those below roots first, each level in the order of its parents.
+    fn parents_first(&self) -> Vec<RunId> {
+        let ids = (0..self.runs.runs.len() as u32).map(RunId);
+        let mut order: Vec<RunId> = ids
+            .filter(|&id| self.runs.get(id).len > 0 && self.runs.get(id).parent == RunId::NONE)
+            .collect();
+        order.reserve(self.runs.live() - order.len());
+        let mut next = 0;
+        while let Some(&id) = order.get(next) {
+            let mut child = self.runs.get(id).first_child;
+            while child != RunId::NONE {
+                order.push(child);
+                child = RunId(self.runs.get(child).siblings[1]);
+            }
+            next += 1;
+        }
+        order
+    }
+
+    fn put_run<W: Write>(&self, out: &mut Out<'_, W>, id: RunId, position: &[u32]) -> io::Result<()> {
+        let run = self.runs.get(id);
+        if run.parent == RunId::NONE {
+            out.number(BELOW_ROOT)?;
+            out.key(run.root())?;
+        } else {
+            out.number(position[run.parent.0 as usize])?;
+            out.number(run.base - self.runs.get(run.parent).base)?;
+        }
+        out.number(run.len)?;
+        let mut written = Ok(());
+        self.runs.each_stretch(run, 0, run.len, |keys| {
+            if written.is_ok() {
+                written = out.keys(keys);
+            }
+        });
+        written?;
+        out.number(run.shares.len() as u64)?;
+        for share in &run.shares {
+            out.number(share.holder().0)?;
+            out.number(u64::from(share.cut()) << 1 | u64::from(share.holes()))?;
+            if share.holes() {
+                let gaps = self.holes[&(id, share.holder())].gaps();
+                out.number(gaps.len() as u64)?;
+                for gap in gaps {
+                    out.number(gap.0)?;
+                    out.number(gap.1)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what [`Residency::put`] wrote for these holders.
+    pub(crate) fn read<R: Read>(
+        input: &mut In<R>,
+        holders: impl Iterator<Item = HolderId>,
+    ) -> Result<Self, DecodeError> {
+        let mut read = Self::new();
+        holders.for_each(|holder| read.add_holder(holder));
+        let count = input.count("the number of runs", u32::MAX as usize - 1)?;
+        let mut keys = Vec::new();
+        for at in 0..count {
+            read.read_run(input, at as u32, &mut keys)?;
+        }
+        let ends_live = read
+            .runs
+            .runs
+            .iter()
+            .all(|run| run.len == run.child_max || run.shares.iter().any(|share| share.cut() == run.len));
+        if ends_live {
+            Ok(read)
+        } else {
+            Err(DecodeError::Invalid("a run whose end nobody needs"))
+        }
+    }
+
+    fn read_run<R: Read>(&mut self, input: &mut In<R>, at: u32, keys: &mut Vec<BlockKey>) -> Result<(), DecodeError> {
+        let (place, root, base) = match input.number("a run's parent")? {
+            BELOW_ROOT => (None, input.key("a run's root")?, 0),
+            parent if parent <= u64::from(at) => {
+                let run = RunId(parent as u32 - 1);
+                let offset = input.small("a run's place")?;
+                let found: &Run = self.runs.get(run);
+                if offset == 0 || offset > found.len {
+                    return Err(DecodeError::Invalid("a run's place"));
+                }
+                (Some(Spot { run, offset }), BlockKey(0), found.base + offset)
+            }
+            _ => return Err(DecodeError::Invalid("a run's parent")),
+        };
+        let len = input.count("a run's length", DEPTH_MAX.saturating_sub(base) as usize)?;
+        if len == 0 {
+            return Err(DecodeError::Invalid("a run without keys"));
+        }
+        keys.clear();
+        input.each_key(len, "a run's keys", |key| keys.push(key))?;
+        if !matches!(self.runs.below(place, root, keys[0]), Below::Nothing) {
+            return Err(DecodeError::Invalid("two runs that begin with one key"));
+        }
+        let id = self.runs.add(place, root, keys);
+        let shares = input.count("the number of a run's shares", self.holders.len())?;
+        let mut before = None;
+        for _ in 0..shares {
+            let holder = HolderId(input.small("a share's holder")?);
+            if before.is_some_and(|before| before >= holder) || self.state(holder).is_none() {
+                return Err(DecodeError::Invalid("a share's holder"));
+            }
+            before = Some(holder);
+            self.read_share(input, id, holder)?;
+        }
+        Ok(())
+    }
+
+    fn read_share<R: Read>(&mut self, input: &mut In<R>, id: RunId, holder: HolderId) -> Result<(), DecodeError> {
+        let packed = input.number("a share's end")?;
+        let (cut, has_holes) = (packed >> 1, packed & 1 == 1);
+        let cut = u32::try_from(cut).unwrap_or(u32::MAX);
+        if cut == 0 || cut > self.runs.get(id).len {
+            return Err(DecodeError::Invalid("a share's end"));
+        }
+        let mut missing = (0, 0);
+        if has_holes {
+            let count = input.count("the number of gaps", cut as usize)?;
+            let holes = self.holes.entry((id, holder)).or_default();
+            let mut end_before = None;
+            for _ in 0..count {
+                let gap = (input.small("a gap")?, input.small("a gap")?);
+                if gap.0 >= gap.1 || gap.1 >= cut || end_before.is_some_and(|end| end >= gap.0) {
+                    return Err(DecodeError::Invalid("a gap"));
+                }
+                end_before = Some(gap.1);
+                holes.add(gap.0, gap.1, |_, _| {});
+                let run = self.runs.get(id);
+                missing = (
+                    missing.0 + gap.1 - gap.0,
+                    self.runs.mix(run, gap.0, gap.1).wrapping_add(missing.1),
+                );
+            }
+            if holes.is_empty() {
+                return Err(DecodeError::Invalid("a share without the gaps it announces"));
+            }
+            self.gaps += holes.gaps().len() as u64;
+        }
+        let run = self.runs.get(id);
+        let sum = self.runs.mix(run, 0, cut).wrapping_sub(missing.1);
+        let last = self.runs.key(run, cut - 1);
+        let state = self.state_mut(holder).expect("the caller checked the holder");
+        state.digest.blocks += u64::from(cut - missing.0);
+        state.digest.digest = state.digest.digest.wrapping_add(sum);
+        state.runs.insert(last, id);
+        self.runs.get_mut(id).shares.push(Share::new(holder, cut, has_holes));
+        self.shares += 1;
+        Ok(())
+    }
+}
