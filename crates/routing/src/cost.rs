@@ -56,10 +56,10 @@ pub struct Inputs {
     pub gpu_tokens: u32,
     /// Further, in CPU memory.
     pub cpu_tokens: u32,
-    /// Further, in shared storage.
-    pub shared_tokens: u32,
     /// Further, from a peer.
     pub peer_tokens: u32,
+    /// Further, in shared storage.
+    pub shared_tokens: u32,
     /// Leading tokens that will be there because a request on its way computes them.
     pub speculative_tokens: u32,
     /// How much of the committed credit the engine has lately confirmed, in 1/1024.
@@ -149,18 +149,23 @@ impl Inputs {
         let local = gpu
             .max(trusted(self.gpu_tokens.saturating_add(self.cpu_tokens)))
             .min(most);
-        let shared = local
-            .max(trusted(self.fetched_end().saturating_sub(self.peer_tokens)))
+        let peer = local
+            .max(trusted(self.fetched_end().saturating_sub(self.shared_tokens)))
             .min(most);
-        let peer = shared.max(trusted(self.fetched_end())).min(most);
-        let (cpu, shared_part, peer_part) = (local - gpu, shared - local, peer - shared);
+        let shared = peer.max(trusted(self.fetched_end())).min(most);
 
-        // A fetch that is slower than computing would be a loss: such a tier counts as fast as computing, no worse.
-        let rate = |ns: u32| ns.min(speeds.prefill_ns_per_token);
-        let fetch = span(u64::from(cpu), rate(speeds.cpu_ns_per_token))
-            + span(u64::from(shared_part), rate(speeds.shared_ns_per_token))
-            + span(u64::from(peer_part), rate(speeds.transfer_ns_per_token));
-        let start = if peer > gpu { FETCH_START_US } else { 0 };
+        // A fetch that is slower than computing would be a loss, and a nearer tier that is slower than a farther one a
+        // mistake of measurement: such a tier counts as fast as the other, no worse.
+        let cpu_ns = speeds.cpu_ns_per_token.min(speeds.prefill_ns_per_token);
+        let peer_ns = speeds
+            .transfer_ns_per_token
+            .min(speeds.prefill_ns_per_token)
+            .max(cpu_ns);
+        let shared_ns = speeds.shared_ns_per_token.min(speeds.prefill_ns_per_token).max(peer_ns);
+        let fetch = span(u64::from(local - gpu), cpu_ns)
+            + span(u64::from(peer - local), peer_ns)
+            + span(u64::from(shared - peer), shared_ns);
+        let start = if shared > gpu { FETCH_START_US } else { 0 };
         let prefill_of = |reused: u32| {
             let work = work(self.prompt_tokens - reused, reused);
             (
@@ -168,12 +173,12 @@ impl Inputs {
                 u64::from(speeds.prefill_start_us) + span(work, speeds.prefill_ns_per_token),
             )
         };
-        let (with_work, with_us) = prefill_of(peer);
+        let (with_work, with_us) = prefill_of(shared);
         let (without_work, without_us) = prefill_of(gpu);
         let price = |work: u64| span(work, speeds.prefill_ns_per_token) * WORK_PRICE_PERCENT / 100;
         let fetches = with_us + fetch + start + price(with_work) <= without_us + price(without_work);
         let (reused, new_work, prefill_us) = if fetches {
-            (peer, with_work, with_us)
+            (shared, with_work, with_us)
         } else {
             (gpu, without_work, without_us)
         };

@@ -55,10 +55,10 @@ pub struct Reuse {
     pub gpu: u32,
     /// Further, in one CPU holder within reach.
     pub cpu: u32,
-    /// Further, in one shared holder.
-    pub shared: u32,
-    /// Further, in another worker's cache that this worker can fetch from.
+    /// Further than these, in another worker's cache that this worker can fetch from.
     pub peer: u32,
+    /// Further than all of these, in one shared holder.
+    pub shared: u32,
 }
 
 impl Reuse {

@@ -8,7 +8,7 @@ use crate::breaker::Breaker;
 use crate::drift::Drift;
 use crate::ids::Slot;
 use crate::ledger::{FRAME_LIFE, Ledger};
-use crate::rates::Rates;
+use crate::rates::{DEFAULT_SPEEDS, Rates};
 use crate::{Micros, WorkerFacts};
 
 /// A worker and what was learned about it.
@@ -22,6 +22,20 @@ pub(crate) struct WorkerState {
     pub(crate) last_chosen: Option<u64>,
 }
 
+/// How often what a pool learned is handed to its workers.
+const SHARE_EVERY: Micros = Micros::from_ms(100);
+
+/// The first observations of a pool are handed on at once.
+const EAGER_SHARES: u32 = 16;
+
+/// What a pool's workers showed together.
+#[derive(Debug, Default)]
+struct PoolRates {
+    rates: Rates,
+    shared_at: Micros,
+    shares: u32,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Fleet {
@@ -32,7 +46,7 @@ pub(crate) struct Fleet {
     /// Slots whose worker is gone, and since when.
     retired: Vec<(Micros, Slot)>,
     /// What a pool's workers showed, as prior for a new one.
-    pool_rates: BTreeMap<String, Rates>,
+    pool_rates: BTreeMap<String, PoolRates>,
 }
 
 impl Fleet {
@@ -84,8 +98,8 @@ impl Fleet {
             return;
         }
         let pool = facts.pool.clone();
-        let prior = self.pool_rates.get(&pool).map(Rates::speeds);
-        let rates = prior.map_or_else(Rates::default, Rates::from_prior);
+        let prior = self.pool_rates.get(&pool).map_or(DEFAULT_SPEEDS, |p| p.rates.speeds());
+        let rates = Rates::from_prior(prior);
         let state = WorkerState {
             facts,
             rates,
@@ -138,18 +152,31 @@ impl Fleet {
         Some(slot)
     }
 
-    /// A prefill that says something about the worker's speed, and a little about its pool's.
+    /// A prefill that says something about the worker's speed, and about its pool's, which is the others' prior.
     pub(crate) fn observe_prefill(&mut self, now: Micros, slot: Slot, work: u64, time: Micros) {
         let Some(state) = self.slots.get_mut(slot.at()).and_then(Option::as_mut) else {
             return;
         };
         state.rates.observe_prefill(now, work, time);
-        match self.pool_rates.get_mut(&state.facts.pool) {
-            Some(rates) => rates.observe_prefill(now, work, time),
-            None => {
-                let mut rates = Rates::default();
-                rates.observe_prefill(now, work, time);
-                self.pool_rates.insert(state.facts.pool.clone(), rates);
+        let pool = state.facts.pool.clone();
+        let pool = pool.as_str();
+        if !self.pool_rates.contains_key(pool) {
+            self.pool_rates.insert(pool.to_owned(), PoolRates::default());
+        }
+        let Some(learned) = self.pool_rates.get_mut(pool) else {
+            return;
+        };
+        learned.rates.observe_prefill(now, work, time);
+        if now.since(learned.shared_at) < SHARE_EVERY && learned.shares > EAGER_SHARES {
+            return;
+        }
+        learned.shared_at = now;
+        learned.shares = learned.shares.saturating_add(1);
+        let speeds = learned.rates.speeds();
+        for slot in self.pools.get(pool).into_iter().flatten() {
+            // The list borrows another field than the slots.
+            if let Some(other) = self.slots[slot.at()].as_mut() {
+                other.rates.set_prior(speeds);
             }
         }
     }

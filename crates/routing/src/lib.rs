@@ -4,6 +4,8 @@
 //! workers, loads and other routers, and for each request calls [`Routing::decide`], [`Routing::reserve`],
 //! [`Routing::first_token`] and [`Routing::finish`].
 
+#![cfg_attr(test, allow(clippy::unwrap_used, missing_docs))]
+
 mod breaker;
 mod choice;
 pub mod cost;
@@ -40,7 +42,9 @@ pub use pairs::PairHealth;
 pub use policy::{Candidate, Policy, PolicyConfig, PolicyError, Reason};
 pub use rates::{DEFAULT_SPEEDS, Rates};
 pub use retry::{EXTRA_FLOOR, EXTRA_PERCENT, MAX_ATTEMPTS, RetryBudget};
-pub use routing::{CONFIRM_LIFE, Ending, MAX_FRAME_PREFIXES, Routing, RoutingConfig, Ticket, ViewState};
+pub use routing::{
+    CONFIRM_LIFE, Ending, MAX_FRAME_KEYS, MAX_FRAME_PREFIXES, Routing, RoutingConfig, Ticket, ViewState,
+};
 pub use text::{TEXT_BLOCK_BYTES, text_keys};
 pub use time::Micros;
 pub use why_zero::{WhyZero, ZeroFacts, why_zero};

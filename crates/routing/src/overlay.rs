@@ -89,6 +89,8 @@ struct Prefix {
     first: u32,
     keys: Vec<BlockKey>,
     expires: Micros,
+    /// Its request had its first token: the blocks exist, and no reservation waits for them.
+    ready: bool,
 }
 
 impl Prefix {
@@ -114,8 +116,35 @@ pub struct Overlay {
     by_expiry: BTreeSet<(Micros, u32)>,
     by_router: BTreeMap<RouterName, BTreeSet<u32>>,
     keys: usize,
+    /// By slot: blocks that more than one router has reserved to be computed there, beyond the first.
+    doubled: Vec<u32>,
     counters: OverlayCounters,
     confirmed: Vec<u32>,
+}
+
+/// Of the entries that one key leads to, how many reserve computing it on `slot` although another makes that needless.
+fn doubled(cells: &[Cell], list: &[u32], slot: Slot) -> u32 {
+    let (mut pending, mut ready) = (0u32, false);
+    for prefix in list
+        .iter()
+        .filter_map(|at| cells[*at as usize].live.as_ref())
+        .filter(|p| p.slot == slot)
+    {
+        if prefix.ready {
+            ready = true;
+        } else {
+            pending += 1;
+        }
+    }
+    if ready { pending } else { pending.saturating_sub(1) }
+}
+
+/// What a frame says of an own promise besides its keys.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OwnPromise {
+    pub(crate) first: u32,
+    pub(crate) expires: Micros,
+    pub(crate) ready: bool,
 }
 
 /// Blocks that workers will hold of one request, by slot; reused between requests.
@@ -160,6 +189,7 @@ impl Overlay {
             by_expiry: BTreeSet::new(),
             by_router: BTreeMap::new(),
             keys: 0,
+            doubled: Vec::new(),
             counters: OverlayCounters::default(),
             confirmed: Vec::new(),
         }
@@ -188,6 +218,7 @@ impl Overlay {
             first,
             keys: strided,
             expires,
+            ready: false,
         })
     }
 
@@ -208,43 +239,65 @@ impl Overlay {
             self.cells.push(Cell::default());
             (self.cells.len() - 1) as u32
         });
-        for key in &prefix.keys {
-            let list = self.by_key.entry(*key).or_default();
-            if list.len() < MAX_PER_KEY {
-                list.push(index);
-            } else {
-                self.counters.bounded += 1;
-            }
-        }
         self.keys += prefix.keys.len();
         self.by_expiry.insert((prefix.expires, index));
         if let Some(router) = &prefix.router {
             self.by_router.entry(router.clone()).or_default().insert(index);
         }
         self.counters.inserted += 1;
-        let cell = &mut self.cells[index as usize];
+        let slot = prefix.slot;
+        if self.doubled.len() <= slot.at() {
+            self.doubled.resize(slot.at() + 1, 0);
+        }
+        let (keys, cell) = (prefix.keys.clone(), &mut self.cells[index as usize]);
+        let generation = cell.generation;
         cell.live = Some(prefix);
-        Some(OverlayId {
-            index,
-            generation: cell.generation,
-        })
+        for key in &keys {
+            let list = self.by_key.entry(*key).or_default();
+            if list.len() >= MAX_PER_KEY {
+                self.counters.bounded += 1;
+                continue;
+            }
+            let before = if list.is_empty() {
+                0
+            } else {
+                doubled(&self.cells, list, slot)
+            };
+            list.push(index);
+            let after = if list.len() == 1 {
+                0
+            } else {
+                doubled(&self.cells, list, slot)
+            };
+            self.doubled[slot.at()] = self.doubled[slot.at()] + after * STRIDE - before * STRIDE;
+        }
+        Some(OverlayId { index, generation })
     }
 
     fn remove(&mut self, index: u32) {
+        // Still in its cell while its keys are taken off, so that what it doubled can be counted.
+        let Some(prefix) = self.cells[index as usize].live.as_ref() else {
+            return;
+        };
+        let slot = prefix.slot;
+        for key in &prefix.keys {
+            let Some(list) = self.by_key.get_mut(key) else { continue };
+            if let Some(at) = list.iter().position(|at| *at == index) {
+                let before = doubled(&self.cells, list, slot);
+                list.remove(at);
+                let after = doubled(&self.cells, list, slot);
+                self.doubled[slot.at()] = self.doubled[slot.at()] + after * STRIDE - before * STRIDE;
+            }
+            if list.is_empty() {
+                self.by_key.remove(key);
+            }
+        }
         let cell = &mut self.cells[index as usize];
-        let Some(prefix) = cell.live.take() else { return };
         cell.generation = cell.generation.wrapping_add(1);
+        let Some(prefix) = cell.live.take() else { return };
         self.free.push(index);
         self.by_expiry.remove(&(prefix.expires, index));
         self.keys -= prefix.keys.len();
-        for key in &prefix.keys {
-            if let Some(list) = self.by_key.get_mut(key) {
-                list.retain(|at| *at != index);
-                if list.is_empty() {
-                    self.by_key.remove(key);
-                }
-            }
-        }
         if let Some(router) = &prefix.router
             && let Some(list) = self.by_router.get_mut(router)
         {
@@ -277,6 +330,45 @@ impl Overlay {
                 self.remove(index);
             }
         }
+    }
+
+    /// The request had its first token: the blocks exist, and are believed until `expires` for the view to show them.
+    pub(crate) fn set_ready(&mut self, id: OverlayId, expires: Micros) {
+        if self.live(id) {
+            self.set_expiry(id, expires);
+            self.mark_ready(id.index);
+        }
+    }
+
+    fn mark_ready(&mut self, index: u32) {
+        let Some(prefix) = self.cells[index as usize].live.as_mut().filter(|p| !p.ready) else {
+            return;
+        };
+        prefix.ready = true;
+        let slot = prefix.slot;
+        let keys = std::mem::take(&mut prefix.keys);
+        for key in &keys {
+            let Some(list) = self.by_key.get(key).filter(|l| l.contains(&index)) else {
+                continue;
+            };
+            let after = doubled(&self.cells, list, slot);
+            if let Some(prefix) = self.cells[index as usize].live.as_mut() {
+                prefix.ready = false;
+            }
+            let before = doubled(&self.cells, list, slot);
+            if let Some(prefix) = self.cells[index as usize].live.as_mut() {
+                prefix.ready = true;
+            }
+            self.doubled[slot.at()] = self.doubled[slot.at()] + after * STRIDE - before * STRIDE;
+        }
+        if let Some(prefix) = self.cells[index as usize].live.as_mut() {
+            prefix.keys = keys;
+        }
+    }
+
+    /// Blocks reserved on a slot by more than one router, beyond the first: they are computed once.
+    pub(crate) fn doubled_blocks(&self, slot: Slot) -> u32 {
+        self.doubled.get(slot.at()).copied().unwrap_or(0)
     }
 
     /// Gives an entry another end of life.
@@ -328,6 +420,9 @@ impl Overlay {
                 let index = old.swap_remove(at);
                 let generation = self.cells[index as usize].generation;
                 self.set_expiry(OverlayId { index, generation }, expires);
+                if said.ready {
+                    self.mark_ready(index);
+                }
             } else if said.stride == STRIDE {
                 let keys = said.keys.iter().copied().take(MAX_KEYS_PER_ENTRY).collect();
                 let first = said.first.min(MAX_KEYS_PER_ENTRY as u32);
@@ -337,6 +432,7 @@ impl Overlay {
                     first,
                     keys,
                     expires,
+                    ready: said.ready,
                 });
             } else {
                 self.counters.bounded += 1;
@@ -348,15 +444,23 @@ impl Overlay {
     }
 
     /// Own entries for a frame: the youngest `most`.
-    pub(crate) fn own(&self, most: usize) -> impl Iterator<Item = (Slot, u32, &[BlockKey], Micros)> {
+    pub(crate) fn own(&self, most: usize) -> impl Iterator<Item = (Slot, &[BlockKey], OwnPromise)> {
         let live = self
             .by_expiry
             .iter()
             .rev()
             .filter_map(|&(_, index)| self.cells[index as usize].live.as_ref());
-        live.filter(|p| p.router.is_none())
-            .take(most)
-            .map(|p| (p.slot, p.first, p.keys.as_slice(), p.expires))
+        live.filter(|p| p.router.is_none()).take(most).map(|p| {
+            (
+                p.slot,
+                p.keys.as_slice(),
+                OwnPromise {
+                    first: p.first,
+                    expires: p.expires,
+                    ready: p.ready,
+                },
+            )
+        })
     }
 
     /// Finds what is promised of `keys`; `committed` gives the leading blocks that a worker is known to hold.

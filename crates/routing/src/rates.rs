@@ -15,8 +15,14 @@ pub const HALF_LIFE: Micros = Micros::from_ms(120_000);
 /// A sample above this multiple of what was expected counts as that: a stalled client or a lost packet isn't speed.
 pub const OUTLIER: f64 = 8.0;
 
-/// Observations that the prior counts for.
-const PRIOR_WEIGHT: f64 = 4.0;
+/// Observations that a worker's prior (its pool) counts for: engines of a pool are alike until shown otherwise.
+const WORKER_PRIOR: f64 = 16.0;
+
+/// Observations that a pool's prior (the defaults) counts for.
+const POOL_PRIOR: f64 = 2.0;
+
+/// Observations that the prior of a fetch speed counts for.
+const MEAN_PRIOR: f64 = 4.0;
 
 /// Most observations that count: older ones fade once this weight is reached.
 const MAX_WEIGHT: f64 = 512.0;
@@ -46,6 +52,7 @@ fn faded(span: Micros) -> f64 {
 struct Line {
     prior_start: f64,
     prior_slope: f64,
+    prior_weight: f64,
     n: f64,
     w: f64,
     ww: f64,
@@ -58,10 +65,11 @@ struct Line {
 const PRIOR_POINTS: [f64; 2] = [64.0, 4096.0];
 
 impl Line {
-    fn new(start: f64, slope: f64) -> Self {
+    fn new(start: f64, slope: f64, prior_weight: f64) -> Self {
         Self {
             prior_start: start,
             prior_slope: slope,
+            prior_weight,
             n: 0.0,
             w: 0.0,
             ww: 0.0,
@@ -74,7 +82,7 @@ impl Line {
     fn fit(&self) -> (f64, f64) {
         let (mut n, mut w, mut ww, mut t, mut wt) = (self.n, self.w, self.ww, self.t, self.wt);
         for point in PRIOR_POINTS {
-            let weight = PRIOR_WEIGHT / PRIOR_POINTS.len() as f64;
+            let weight = self.prior_weight / PRIOR_POINTS.len() as f64;
             let time = self.prior_start + self.prior_slope * point;
             n += weight;
             w += weight * point;
@@ -85,12 +93,14 @@ impl Line {
         let slope = (n * wt - w * t) / (n * ww - w * w);
         // A slope that the data pulls below a tenth of the plain ratio would make long prompts free.
         let slope = slope.max(0.1 * t / w.max(1.0));
-        ((t - slope * w) / n, slope)
+        let start = (t - slope * w) / n;
+        // No prefill ends before it starts: then the line goes through the origin.
+        if start < 0.0 { (0.0, wt / ww) } else { (start, slope) }
     }
 
     fn observe(&mut self, now: Micros, work: f64, time: f64) {
         let (start, slope) = self.fit();
-        let expected = start.max(0.0) + slope * work;
+        let expected = start + slope * work;
         let time = time.min(expected * OUTLIER);
         let faded = faded(now.since(self.at)).min(MAX_WEIGHT / (self.n + 1.0));
         self.at = self.at.max(now);
@@ -117,7 +127,7 @@ impl Mean {
     fn new(value: f64) -> Self {
         Self {
             value,
-            weight: PRIOR_WEIGHT,
+            weight: MEAN_PRIOR,
             at: Micros(0),
         }
     }
@@ -126,7 +136,7 @@ impl Mean {
         let sample = sample.min(self.value * OUTLIER);
         let faded = faded(now.since(self.at));
         self.at = self.at.max(now);
-        self.weight = (self.weight * faded).max(PRIOR_WEIGHT).min(64.0) + 1.0;
+        self.weight = (self.weight * faded).clamp(MEAN_PRIOR, 64.0) + 1.0;
         self.value += (sample - self.value) / self.weight;
     }
 }
@@ -144,19 +154,24 @@ pub struct Rates {
 
 impl Default for Rates {
     fn default() -> Self {
-        Self::from_prior(DEFAULT_SPEEDS)
+        Self::with_prior(DEFAULT_SPEEDS, POOL_PRIOR)
     }
 }
 
 impl Rates {
-    /// Starts from another worker's or the pool's speeds.
+    /// Starts from the speeds of the worker's pool.
     #[must_use]
     pub fn from_prior(prior: Speeds) -> Self {
+        Self::with_prior(prior, WORKER_PRIOR)
+    }
+
+    fn with_prior(prior: Speeds, weight: f64) -> Self {
+        let (start, slope) = (
+            f64::from(prior.prefill_start_us),
+            f64::from(prior.prefill_ns_per_token) / 1_000.0,
+        );
         Self {
-            prefill: Line::new(
-                f64::from(prior.prefill_start_us),
-                f64::from(prior.prefill_ns_per_token) / 1_000.0,
-            ),
+            prefill: Line::new(start, slope, weight),
             cpu_ns: Mean::new(f64::from(prior.cpu_ns_per_token)),
             shared_ns: Mean::new(f64::from(prior.shared_ns_per_token)),
             transfer_ns: Mean::new(f64::from(prior.transfer_ns_per_token)),
@@ -174,6 +189,17 @@ impl Rates {
     /// A prefill of `work` took `time` on its own.
     pub fn observe_prefill(&mut self, now: Micros, work: u64, time: Micros) {
         self.prefill.observe(now, work as f64, time.0 as f64);
+        self.refit();
+    }
+
+    /// Follows what the pool has learned since.
+    pub fn set_prior(&mut self, pool: Speeds) {
+        self.prefill.prior_start = f64::from(pool.prefill_start_us);
+        self.prefill.prior_slope = f64::from(pool.prefill_ns_per_token) / 1_000.0;
+        self.refit();
+    }
+
+    fn refit(&mut self) {
         let (start, slope) = self.prefill.fit();
         // 100 ns to 100 ms a token and 0.1 ms to 10 s of start hold every engine from a toy to a 1T model on CPUs.
         self.speeds.prefill_ns_per_token = (slope * 1_000.0).clamp(100.0, 1e8) as u32;
@@ -231,7 +257,7 @@ mod tests {
                 .map(|i| [100, 700, 3_000, 9_000][i % 4])
                 .map(|w| (w, 5_000 + w * 25)),
         );
-        assert!((4_000..6_500).contains(&speeds.prefill_start_us), "{speeds:?}");
+        assert!((4_000..7_500).contains(&speeds.prefill_start_us), "{speeds:?}");
         assert!((24_000..26_500).contains(&speeds.prefill_ns_per_token), "{speeds:?}");
     }
 

@@ -22,7 +22,7 @@ use crate::{
 mod frames;
 mod lifecycle;
 
-pub use frames::MAX_FRAME_PREFIXES;
+pub use frames::{MAX_FRAME_KEYS, MAX_FRAME_PREFIXES};
 pub use lifecycle::{CONFIRM_LIFE, Ending, Ticket};
 
 /// Prefixes on their way: a few seconds' worth at thousands of requests a second.
@@ -377,8 +377,8 @@ impl Routing {
                 trust: state.drift.trust(),
                 in_flight: load.in_flight(),
                 waiting: load.waiting(),
-                queued_work: load.own.prefill_work
-                    + load.others.prefill_work
+                queued_work: (load.own.prefill_work + load.others.prefill_work)
+                    .saturating_sub(u64::from(self.speculative.doubled_blocks(slot)) * u64::from(block))
                     + u64::from(load.unexplained_waiting) * self.typical_work,
                 head_done_us: head_done(state, &load),
                 context_tokens: load.own.decode_tokens + load.others.decode_tokens,
@@ -494,8 +494,8 @@ fn candidate(now: Micros, state: &WorkerState, request: &RequestFacts<'_>, load:
         worker: facts.worker,
         why_not: match against {
             Some(why) if whole || !last_resort(why) => Some(why),
-            Some(_) | None if !whole => Some(WhyNot::Role),
-            other => other,
+            None if whole => None,
+            Some(_) | None => Some(WhyNot::Role),
         },
         prefill_leg: usable && facts.role == Role::Prefill,
         decode_leg: usable && facts.role == Role::Decode,

@@ -44,6 +44,8 @@ pub struct SpeculativePrefix {
     pub first: u32,
     /// How long it may be believed.
     pub ttl: Micros,
+    /// Its request had its first token: the blocks exist, and no reservation of the sender waits for them.
+    pub ready: bool,
 }
 
 /// Everything a router says about itself; replaces what it said before.

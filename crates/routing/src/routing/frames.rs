@@ -7,6 +7,9 @@ use crate::{FrameOutcome, Micros, RemoteReservation, RouterFrame, SpeculativePre
 /// Youngest prefixes that a frame names; more than a router sends in the second or two that one lives, in bursts.
 pub const MAX_FRAME_PREFIXES: usize = 128;
 
+/// Most keys in all prefixes of a frame: 64 KiB on the wire every 50 ms at the worst.
+pub const MAX_FRAME_KEYS: usize = 8_192;
+
 pub(super) fn take(routing: &mut Routing, now: Micros, frame: &RouterFrame) -> FrameOutcome {
     if frame.router == routing.config.router {
         return FrameOutcome::Ignored;
@@ -36,14 +39,15 @@ pub(super) fn make(routing: &mut Routing, now: Micros) -> RouterFrame {
     let prefixes = routing
         .speculative
         .own(MAX_FRAME_PREFIXES)
-        .filter_map(|(slot, first, keys, expires)| {
+        .filter_map(|(slot, keys, said)| {
             let worker = id_of(slot)?;
             Some(SpeculativePrefix {
                 worker,
                 keys: keys.to_vec(),
                 stride: STRIDE,
-                first,
-                ttl: expires.since(now),
+                first: said.first,
+                ttl: said.expires.since(now),
+                ready: said.ready,
             })
         });
     RouterFrame {

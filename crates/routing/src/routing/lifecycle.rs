@@ -193,7 +193,7 @@ impl Routing {
 
     fn confirm_soon(&mut self, now: Micros, ticket: &Ticket) {
         if let Some(promise) = ticket.promise {
-            self.speculative.set_expiry(promise, now.plus(CONFIRM_LIFE));
+            self.speculative.set_ready(promise, now.plus(CONFIRM_LIFE));
         }
     }
 
