@@ -390,22 +390,6 @@ impl Mirror {
         at
     }
 
-    /// The keys of the chain that ends in `slot`, first block first.
-    #[cfg(test)]
-    pub(crate) fn chain(&self, slot: Slot) -> Vec<BlockKey> {
-        let mut path = Vec::new();
-        let mut at = slot;
-        while !self.arena.get(at).has(ROOT) {
-            path.push(at);
-            at = self.arena.get(at).parent;
-        }
-        let mut keys = Vec::new();
-        for slot in path.into_iter().rev() {
-            self.push_keys(slot, &mut keys);
-        }
-        keys
-    }
-
     /// Appends the keys that a node completes.
     fn push_keys(&self, slot: Slot, out: &mut Vec<BlockKey>) {
         if self.owned(slot) == 0 {

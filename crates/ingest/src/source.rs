@@ -107,8 +107,8 @@ pub enum AuditOutcome {
 pub struct SourceStats {
     /// What was refused so far.
     pub refused: RefusalCounts,
-    /// Messages and events applied.
-    pub batches: u64,
+    /// Messages applied.
+    pub messages: u64,
     /// Events in them.
     pub events: u64,
     /// Lifetimes of the engine that ended.
@@ -125,7 +125,9 @@ pub struct SourceStats {
     pub foreign_rank: u64,
     /// Audits that found a difference.
     pub drifts: u64,
-    /// Engine blocks held, by tier in the order of the holders.
+    /// Engine blocks held, over all tiers.
+    pub blocks: u64,
+    /// The same by tier in the order of the holders.
     pub held_blocks: Vec<u64>,
     /// Blocks that are suspect after a gap.
     pub suspects: u64,
@@ -142,9 +144,11 @@ pub struct SourceStats {
     /// Live messages that wait for a replay.
     pub buffered: u64,
     /// Changes not yet in a batch, at most.
-    pub backlog: u64,
+    pub outbox: u64,
     /// Batches without an answer.
-    pub in_flight: u64,
+    pub unacked: u64,
+    /// The engine's counter of the last message applied.
+    pub engine_seq: Option<u64>,
     /// Batches sent more than once.
     pub resent: u64,
     /// Times that the window of unanswered batches was full.
@@ -419,6 +423,8 @@ impl Source {
         stats.held_blocks = (0..self.config.tiers.len())
             .map(|tier| self.mirror.held(tier))
             .collect();
+        stats.blocks = stats.held_blocks.iter().sum();
+        stats.engine_seq = self.session.cursor().0.checked_sub(1);
         stats.suspects = self.mirror.suspects();
         stats.suspects_confirmed = mirror.suspects_confirmed;
         stats.suspects_cut = mirror.suspects_cut;
@@ -426,8 +432,8 @@ impl Source {
         stats.quarantined = self.mirror.waiting() as u64;
         stats.cleared_outer = mirror.cleared_outer;
         stats.buffered = self.session.buffered() as u64;
-        stats.backlog = self.mirror.backlog() as u64;
-        stats.in_flight = self.outbox.in_flight() as u64;
+        stats.outbox = self.mirror.backlog() as u64;
+        stats.unacked = self.outbox.in_flight() as u64;
         stats.resent = self.outbox.resent;
         stats.window_full = self.outbox.window_full;
         stats.unknown_anchors = self.outbox.unknown_anchors;
@@ -465,7 +471,7 @@ impl Source {
     }
 
     fn apply(&mut self, batch: &EventBatch) {
-        self.counts.batches += 1;
+        self.counts.messages += 1;
         self.counts.events += batch.events.len() as u64;
         self.silent = false;
         self.quiet_from = None;
