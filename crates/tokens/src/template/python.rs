@@ -1,7 +1,7 @@
 //! Python's methods, tests and number formatting where templates rely on them and the engine's differ.
 
 use super::json;
-use minijinja::value::{Kwargs, ValueKind, from_args};
+use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
@@ -18,6 +18,18 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("trim", |text: &Value, chars: Option<&str>| -> Value {
         Value::from(strip(&text.to_string(), chars, Ends::BOTH))
     });
+    environment.add_filter("int", |v: &Value, default: Option<Value>| -> Value { int(v).unwrap_or(default.unwrap_or(0.into())) });
+    environment.add_filter("float", |v: &Value, default: Option<Value>| -> Value {
+        let number = v.as_str().map_or_else(|| f64::try_from(v.clone()).ok(), |text| text.trim().parse().ok());
+        number.map_or_else(|| default.unwrap_or(0.0.into()), Value::from)
+    });
+    for name in ["default", "d"] {
+        environment.add_filter(name, default);
+    }
+    environment.add_filter("truncate", minijinja_contrib::filters::truncate);
+    environment.add_filter("striptags", minijinja_contrib::filters::striptags);
+    environment.add_function("joiner", minijinja_contrib::globals::joiner);
+    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.to_vec()));
     environment.add_test("sequence", |v: &Value| {
         matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
     });
@@ -25,6 +37,51 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
     environment.add_test("integer", |v: &Value| v.is_integer());
     environment.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
+}
+
+/// Jinja's `int`: what can't be read as a number is the default.
+fn int(value: &Value) -> Option<Value> {
+    let text = match value.as_str() {
+        Some(text) => text.trim(),
+        None if value.is_integer() => return Some(value.clone()),
+        None if value.kind() == ValueKind::Bool => return Some(Value::from(i64::from(value.is_true()))),
+        None => return whole(f64::try_from(value.clone()).ok()?),
+    };
+    let digits = text.replace('_', "");
+    digits.parse::<i64>().map(Value::from).ok().or_else(|| whole(text.parse().ok()?))
+}
+
+fn whole(number: f64) -> Option<Value> {
+    /// Doubles count every integer up to here.
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    (number.abs() <= EXACT_MAX).then(|| Value::from(number as i64))
+}
+
+/// `x | default(value, boolean)`, both by position or name.
+fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kwargs) -> Result<Value, Error> {
+    let other = match other {
+        Some(other) => other,
+        None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| Value::from("")),
+    };
+    let boolean = boolean.or(kwargs.get::<Option<bool>>("boolean")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let missing = value.is_undefined() || (boolean && !value.is_true());
+    Ok(if missing { other } else { value.clone() })
+}
+
+/// Python's `str.title`: a letter after anything but a letter is upper case, every other letter lower.
+fn title(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut inside = false;
+    for c in text.chars() {
+        if inside {
+            out.extend(c.to_lowercase());
+        } else {
+            out.extend(c.to_uppercase());
+        }
+        inside = c.is_alphabetic();
+    }
+    out
 }
 
 /// Python's `str.isspace`: Unicode white space and the four ASCII separators.
@@ -70,6 +127,7 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         "removeprefix" => Value::from(text.strip_prefix(one(args)?).unwrap_or(text)),
         "removesuffix" => Value::from(text.strip_suffix(one(args)?).unwrap_or(text)),
         "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
+        "title" => Value::from(title(text)),
         "casefold" => Value::from(text.to_lowercase()),
         "split" => split(text, args, false)?,
         "rsplit" => split(text, args, true)?,
@@ -81,7 +139,7 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
                 (None, "partition") => [text, "", ""],
                 (None, _) => ["", "", text],
             };
-            parts.into_iter().map(Value::from).collect()
+            Value::from(Tuple::from(parts.map(Value::from)))
         }
         "index" | "rindex" => {
             let what = one(args)?;
