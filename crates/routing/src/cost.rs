@@ -185,7 +185,8 @@ impl Inputs {
         Terms {
             new_tokens: self.prompt_tokens - reused,
             new_work,
-            queue_us: self.queue_us(self.prompt_tokens - reused),
+            // Fetched blocks need GPU memory like computed ones.
+            queue_us: self.queue_us(self.prompt_tokens - gpu),
             fetch_us: if fetches { fetch + start } else { 0 },
             prefill_us,
             transfer_us: 0,

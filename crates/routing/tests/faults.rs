@@ -65,7 +65,7 @@ fn health_checks_and_registrations_keep_the_load() {
     let mut routing = core(1, &workers(1));
     for _ in 0..20 {
         let choice = routing.decide(ms(0), &request(100), &NONE).unwrap();
-        std::mem::forget(routing.reserve(ms(0), &choice, &request(100)).unwrap());
+        fleet::keep(routing.reserve(ms(0), &choice, &request(100)).unwrap());
     }
     for cycle in 1..=3 {
         routing.update_worker(WorkerId(0), |f| f.healthy = false);
@@ -128,7 +128,7 @@ fn one_worker_with_a_stale_report_is_weighed_down_alone_and_all_stale_go_on_by_o
     let mut share = [0u32; 4];
     for i in 0..40 {
         let choice = routing.decide(ms(60_000 + i), &request(100), &NONE).unwrap();
-        std::mem::forget(routing.reserve(ms(60_000 + i), &choice, &request(100)).unwrap());
+        fleet::keep(routing.reserve(ms(60_000 + i), &choice, &request(100)).unwrap());
         share[whole(&choice).0 as usize] += 1;
     }
     assert_eq!(share, [10; 4]);
@@ -345,7 +345,7 @@ fn a_split_is_made_only_when_it_pays() {
         let choice = routing.decide(ms(0), &request(200), &NONE).unwrap();
         let mut ticket = routing.reserve(ms(0), &choice, &request(200)).unwrap();
         routing.first_token(ms(1), &mut ticket);
-        std::mem::forget(ticket);
+        fleet::keep(ticket);
     }
     let long = routing.decide(ms(2), &splittable(16_000), &NONE).unwrap();
     assert!(
@@ -416,7 +416,7 @@ fn a_pair_whose_transfers_fail_is_avoided_then_tried_again() {
         let choice = routing.decide(ms(0), &request(200), &NONE).unwrap();
         let mut ticket = routing.reserve(ms(0), &choice, &request(200)).unwrap();
         routing.first_token(ms(1), &mut ticket);
-        std::mem::forget(ticket);
+        fleet::keep(ticket);
     }
     let facts = splittable(16_000);
     let mut avoided = std::collections::BTreeSet::new();

@@ -249,7 +249,7 @@ fn every_decision_is_made_again_bit_by_bit_from_its_record() {
                     None,
                 );
             } else {
-                std::mem::forget(ticket);
+                fleet::keep(ticket);
             }
         }
     });
@@ -344,7 +344,7 @@ fn chwbl_keeps_every_worker_within_its_bound() {
     for i in 0..200u32 {
         let request = facts("chwbl", b"always the same prompt");
         let choice = routing.decide(Micros(0), &request, &NONE).unwrap();
-        std::mem::forget(routing.reserve(Micros(0), &choice, &request).unwrap());
+        fleet::keep(routing.reserve(Micros(0), &choice, &request).unwrap());
         load[whole(&choice).0 as usize] += 1;
         let bound = (f64::from(i + 1) * 1.25 / 5.0).ceil() as u32;
         assert!(load.iter().all(|l| *l <= bound), "{load:?} above {bound}");
