@@ -10,8 +10,13 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 
 fn main() -> anyhow::Result<()> {
-    let dir = std::env::args().nth(1).context("usage: encode MODEL_DIR < bodies.jsonl")?;
-    let options = LoadOptions { trust_request_chat_template: true, ..LoadOptions::default() };
+    let dir = std::env::args()
+        .nth(1)
+        .context("usage: encode MODEL_DIR < bodies.jsonl")?;
+    let options = LoadOptions {
+        trust_request_chat_template: true,
+        ..LoadOptions::default()
+    };
     let tokens = match dir.as_str() {
         "-" => ModelTokens::embedded_with(options)?,
         dir => ModelTokens::load(Path::new(dir), options)?,

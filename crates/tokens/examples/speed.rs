@@ -9,7 +9,10 @@ use std::time::Instant;
 fn main() -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for fast in [true, false] {
-        let options = LoadOptions { fast, ..LoadOptions::default() };
+        let options = LoadOptions {
+            fast,
+            ..LoadOptions::default()
+        };
         let started = Instant::now();
         let tokens = match std::env::args().nth(1) {
             Some(dir) => ModelTokens::load(Path::new(&dir), options)?,
@@ -30,7 +33,11 @@ fn main() -> anyhow::Result<()> {
                 })
                 .collect::<anyhow::Result<_>>()?;
             times.sort_unstable();
-            writeln!(out, "chat of {kib} KiB, new user message: {:?} for {} tokens", times[100].0, times[100].1)?;
+            writeln!(
+                out,
+                "chat of {kib} KiB, new user message: {:?} for {} tokens",
+                times[100].0, times[100].1
+            )?;
         }
         writeln!(out, "{:?}", tokens.cache_stats())?;
     }

@@ -13,10 +13,19 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior, TokenizerBuilder};
 
 const VOCABULARY: usize = 4096;
 const LINES: usize = 60_000;
-const PATTERN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const PATTERN: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SPECIAL: [&str; 10] = [
-    "<|endoftext|>", "<|startoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
-    "<tool_response>", "</tool_response>", "<think>", "</think>",
+    "<|endoftext|>",
+    "<|startoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
 ];
 
 const FUNCTION: &str = "the a an this that these those my your his her its our their some any each every no all both \
@@ -117,17 +126,28 @@ fn sentence(dice: &mut Dice, lists: &[Vec<&str>; 5]) -> String {
 }
 
 fn main() -> anyhow::Result<()> {
-    let out = std::env::args().nth(1).ok_or_else(|| anyhow::anyhow!("usage: train_embedded OUT"))?;
+    let out = std::env::args()
+        .nth(1)
+        .ok_or_else(|| anyhow::anyhow!("usage: train_embedded OUT"))?;
     let lists = [FUNCTION, VERBS, NOUNS, ADJECTIVES, SYLLABLES].map(|list| list.split_whitespace().collect::<Vec<_>>());
     let mut dice = Dice(20_260_301);
     let corpus: Vec<String> = (0..LINES)
         .map(|n| match n % 10 {
-            9 => format!("{}\n{}", SNIPPETS[dice.roll(SNIPPETS.len())], sentence(&mut dice, &lists)),
+            9 => format!(
+                "{}\n{}",
+                SNIPPETS[dice.roll(SNIPPETS.len())],
+                sentence(&mut dice, &lists)
+            ),
             _ => sentence(&mut dice, &lists) + " " + &sentence(&mut dice, &lists),
         })
         .collect();
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| anyhow::anyhow!(e);
-    let split = Split::new(SplitPattern::Regex(PATTERN.to_owned()), SplitDelimiterBehavior::Isolated, false).map_err(failed)?;
+    let split = Split::new(
+        SplitPattern::Regex(PATTERN.to_owned()),
+        SplitDelimiterBehavior::Isolated,
+        false,
+    )
+    .map_err(failed)?;
     let bytes = ByteLevel::new(false, true, false);
     let template = TemplateProcessing::builder()
         .try_single("<|startoftext|> $A")
@@ -136,13 +156,14 @@ fn main() -> anyhow::Result<()> {
         .map_err(|e| anyhow::anyhow!(e))?
         .special_tokens(vec![("<|startoftext|>".to_owned(), 1)])
         .build()?;
-    let mut tokenizer = TokenizerBuilder::<BPE, tokenizers::NormalizerWrapper, Sequence, TemplateProcessing, ByteLevelDecoder>::new()
-        .with_model(BPE::default())
-        .with_pre_tokenizer(Some(Sequence::new(vec![split.into(), bytes.into()])))
-        .with_post_processor(Some(template))
-        .with_decoder(Some(ByteLevelDecoder::default()))
-        .build()
-        .map_err(failed)?;
+    let mut tokenizer =
+        TokenizerBuilder::<BPE, tokenizers::NormalizerWrapper, Sequence, TemplateProcessing, ByteLevelDecoder>::new()
+            .with_model(BPE::default())
+            .with_pre_tokenizer(Some(Sequence::new(vec![split.into(), bytes.into()])))
+            .with_post_processor(Some(template))
+            .with_decoder(Some(ByteLevelDecoder::default()))
+            .build()
+            .map_err(failed)?;
     let mut trainer = BpeTrainer::builder()
         .vocab_size(VOCABULARY)
         .min_frequency(2)
@@ -150,7 +171,9 @@ fn main() -> anyhow::Result<()> {
         .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
         .special_tokens(SPECIAL.iter().map(|s| AddedToken::from(*s, true)).collect())
         .build();
-    tokenizer.train(&mut trainer, corpus.iter().map(String::as_str)).map_err(failed)?;
+    tokenizer
+        .train(&mut trainer, corpus.iter().map(String::as_str))
+        .map_err(failed)?;
     tokenizer.save(&out, true).map_err(failed)?;
     let size = tokenizer.get_vocab_size(true);
     anyhow::ensure!(size == VOCABULARY, "the corpus gave only {size} entries");

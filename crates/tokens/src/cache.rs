@@ -3,7 +3,7 @@
 use crate::Token;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher, RandomState, BuildHasher};
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Locks are held for a look-up or an insertion only; this many keep a dozen threads apart.
@@ -99,7 +99,11 @@ impl PieceCache {
     pub fn append(&self, text: &str, out: &mut Vec<Token>) -> bool {
         let (hash, shard) = self.place(text);
         let mut shard = shard.lock();
-        let found = shard.map.get(&hash).copied().filter(|at| *shard.slots[*at].text == *text);
+        let found = shard
+            .map
+            .get(&hash)
+            .copied()
+            .filter(|at| *shard.slots[*at].text == *text);
         let counter = match found {
             Some(at) => {
                 out.extend_from_slice(&shard.slots[at].ids);
@@ -130,7 +134,13 @@ impl PieceCache {
             shard.remove(oldest);
             evicted += 1;
         }
-        shard.insert(Slot { hash, text: text.into(), ids: ids.into(), newer: None, older: None });
+        shard.insert(Slot {
+            hash,
+            text: text.into(),
+            ids: ids.into(),
+            newer: None,
+            older: None,
+        });
         drop(shard);
         self.evicted.fetch_add(evicted, Ordering::Relaxed);
     }

@@ -55,7 +55,13 @@ impl Encoder {
         added.sort_by_key(|(id, _)| *id);
         let cutter = Cutter::new(&file, &added);
         let (before, after) = surroundings(&reference)?;
-        let entry_chars_max = reference.get_vocab(true).keys().map(|k| k.chars().count()).max().unwrap_or(1).max(1);
+        let entry_chars_max = reference
+            .get_vocab(true)
+            .keys()
+            .map(|k| k.chars().count())
+            .max()
+            .unwrap_or(1)
+            .max(1);
         let mut encoder = Self {
             reference,
             fast: None,
@@ -85,7 +91,9 @@ impl Encoder {
         // The reference crate numbers added tokens on without gaps, whatever the file says; the fast one doesn't.
         let listed = file["added_tokens"].as_array().into_iter().flatten();
         let moved = |token: &Value| {
-            let id = token["content"].as_str().and_then(|content| self.reference.token_to_id(content));
+            let id = token["content"]
+                .as_str()
+                .and_then(|content| self.reference.token_to_id(content));
             id.map(u64::from) != token["id"].as_u64()
         };
         if listed.into_iter().any(moved) {
@@ -123,9 +131,13 @@ impl Encoder {
     /// The same by the reference crate.
     pub fn encode_reference(&self, text: &str) -> Result<Vec<Token>, EncodeError> {
         catch_unwind(AssertUnwindSafe(|| self.reference.encode_fast(text, false)))
-            .map_err(|_| EncodeError::Tokenizer { reason: "it panicked".to_owned() })?
+            .map_err(|_| EncodeError::Tokenizer {
+                reason: "it panicked".to_owned(),
+            })?
             .map(|encoding| encoding.get_ids().to_vec())
-            .map_err(|_| EncodeError::Tokenizer { reason: "it refused the text".to_owned() })
+            .map_err(|_| EncodeError::Tokenizer {
+                reason: "it refused the text".to_owned(),
+            })
     }
 
     /// Never uses the fast encoder again.
@@ -135,9 +147,13 @@ impl Encoder {
 
     pub fn pipeline(&self) -> Pipeline {
         if self.fast.is_none() {
-            Pipeline::Reference { why: self.why_reference.clone() }
+            Pipeline::Reference {
+                why: self.why_reference.clone(),
+            }
         } else if self.fast_failed.load(Ordering::Relaxed) {
-            Pipeline::Reference { why: "it differed from the reference, or failed, in service".to_owned() }
+            Pipeline::Reference {
+                why: "it differed from the reference, or failed, in service".to_owned(),
+            }
         } else {
             Pipeline::Fast
         }
@@ -146,7 +162,9 @@ impl Encoder {
     pub fn decode(&self, ids: &[Token], skip_special: bool) -> Result<String, EncodeError> {
         self.reference
             .decode(ids, skip_special)
-            .map_err(|_| EncodeError::Tokenizer { reason: "it refused the ids".to_owned() })
+            .map_err(|_| EncodeError::Tokenizer {
+                reason: "it refused the ids".to_owned(),
+            })
     }
 
     pub fn token_id(&self, token: &str) -> Option<Token> {
@@ -160,7 +178,9 @@ impl Encoder {
 
 impl std::fmt::Debug for Encoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoder").field("pipeline", &self.pipeline()).finish_non_exhaustive()
+        f.debug_struct("Encoder")
+            .field("pipeline", &self.pipeline())
+            .finish_non_exhaustive()
     }
 }
 
@@ -171,16 +191,25 @@ fn encode_fast(fast: &fastokens::Tokenizer, text: &str) -> Option<Vec<Token>> {
 /// Adds the tokens that `tokenizer_config.json` brings, as `transformers` does at load; whether any were new.
 fn add_configured(reference: &mut Tokenizer, files: &Files) -> Result<bool, String> {
     let before = reference.get_added_tokens_decoder();
-    reference.add_tokens(files.added.values().cloned()).map_err(|e| e.to_string())?;
+    reference
+        .add_tokens(files.added.values().cloned())
+        .map_err(|e| e.to_string())?;
     let known = |content: &str| {
         let listed = files.added.values().find(|t| t.content == content).cloned();
-        listed.or_else(|| before.values().find(|t| t.content == content && files.added.is_empty()).cloned())
+        listed.or_else(|| {
+            before
+                .values()
+                .find(|t| t.content == content && files.added.is_empty())
+                .cloned()
+        })
     };
     let special: Vec<AddedToken> = files
         .special
         .iter()
         .map(|content| {
-            known(content).unwrap_or_else(|| AddedToken::from(content.clone(), true)).special(true)
+            known(content)
+                .unwrap_or_else(|| AddedToken::from(content.clone(), true))
+                .special(true)
         })
         .collect();
     reference.add_special_tokens(special).map_err(|e| e.to_string())?;
@@ -190,7 +219,10 @@ fn add_configured(reference: &mut Tokenizer, files: &Files) -> Result<bool, Stri
 /// What the file's post-processor puts around a prompt.
 fn surroundings(reference: &Tokenizer) -> Result<(Vec<Token>, Vec<Token>), String> {
     let ids = |special: bool| {
-        reference.encode_fast("a", special).map(|e| e.get_ids().to_vec()).map_err(|e| e.to_string())
+        reference
+            .encode_fast("a", special)
+            .map(|e| e.get_ids().to_vec())
+            .map_err(|e| e.to_string())
     };
     let (bare, full) = (ids(false)?, ids(true)?);
     let at = (0..=full.len().saturating_sub(bare.len()))

@@ -15,8 +15,15 @@ const CONFIG_BYTES_MAX: u64 = 16 << 20;
 const TEMPLATES_MAX: usize = 32;
 
 /// The names under which templates may ask for special tokens.
-const NAMED_TOKENS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+const NAMED_TOKENS: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
 
 /// What was read.
 #[derive(Debug, Clone, Default)]
@@ -42,7 +49,10 @@ impl Files {
             Some(bytes) => parse(&config_path, &bytes)?,
             None => Map::new(),
         };
-        let mut files = Self { tokenizer, ..Self::default() };
+        let mut files = Self {
+            tokenizer,
+            ..Self::default()
+        };
         files.read_tokens(&config, &config_path)?;
         if files.added.is_empty() {
             let path = dir.join("special_tokens_map.json");
@@ -58,7 +68,10 @@ impl Files {
     pub fn from_texts(tokenizer: &str, config: &str, template: &str) -> Result<Self, LoadError> {
         let path = Path::new("tokenizer_config.json");
         let config = parse(path, config.as_bytes())?;
-        let mut files = Self { tokenizer: tokenizer.as_bytes().to_vec(), ..Self::default() };
+        let mut files = Self {
+            tokenizer: tokenizer.as_bytes().to_vec(),
+            ..Self::default()
+        };
         files.read_tokens(&config, path)?;
         files.templates.insert("default".to_owned(), template.to_owned());
         Ok(files)
@@ -67,8 +80,11 @@ impl Files {
     fn read_tokens(&mut self, config: &Map<String, Value>, path: &Path) -> Result<(), LoadError> {
         if let Some(Value::Object(listed)) = config.get("added_tokens_decoder") {
             for (id, token) in listed {
-                let id = id.parse().map_err(|_| malformed(path, "added_tokens_decoder has a key that is no id"))?;
-                let token = added_token(token).ok_or_else(|| malformed(path, "added_tokens_decoder has a bad token"))?;
+                let id = id
+                    .parse()
+                    .map_err(|_| malformed(path, "added_tokens_decoder has a key that is no id"))?;
+                let token =
+                    added_token(token).ok_or_else(|| malformed(path, "added_tokens_decoder has a bad token"))?;
                 self.added.insert(id, token);
             }
         }
@@ -93,7 +109,12 @@ impl Files {
             }
         }
         // Standard names first, as they were declared to the tokenizer.
-        self.named.sort_by_key(|(name, _)| NAMED_TOKENS.iter().position(|n| n == name).unwrap_or(NAMED_TOKENS.len()));
+        self.named.sort_by_key(|(name, _)| {
+            NAMED_TOKENS
+                .iter()
+                .position(|n| n == name)
+                .unwrap_or(NAMED_TOKENS.len())
+        });
         self.special = Vec::new();
         for token in self.named.iter().map(|(_, token)| token).chain(&extra) {
             if !self.special.contains(token) {
@@ -118,7 +139,12 @@ impl Files {
                 for named in list.iter().take(TEMPLATES_MAX) {
                     match (named["name"].as_str(), named["template"].as_str()) {
                         (Some(name), Some(text)) => self.templates.insert(name.to_owned(), text.to_owned()),
-                        _ => return Err(malformed(path, "chat_template lists an entry without name and template")),
+                        _ => {
+                            return Err(malformed(
+                                path,
+                                "chat_template lists an entry without name and template",
+                            ));
+                        }
                     };
                 }
             }
@@ -149,10 +175,15 @@ impl Files {
 }
 
 fn named_templates(dir: &Path) -> Vec<(String, std::path::PathBuf)> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let entries = std::fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path());
     let jinja = entries.filter(|path| path.extension().is_some_and(|e| e == "jinja"));
-    let mut named: Vec<_> =
-        jinja.filter_map(|path| Some((path.file_stem()?.to_str()?.to_owned(), path.clone()))).collect();
+    let mut named: Vec<_> = jinja
+        .filter_map(|path| Some((path.file_stem()?.to_str()?.to_owned(), path.clone())))
+        .collect();
     named.sort();
     named.truncate(TEMPLATES_MAX);
     named
@@ -160,7 +191,11 @@ fn named_templates(dir: &Path) -> Vec<(String, std::path::PathBuf)> {
 
 /// A token given as a string or as an object with its text.
 fn content(value: &Value) -> Option<String> {
-    value.as_str().or_else(|| value["content"].as_str()).filter(|s| !s.is_empty()).map(str::to_owned)
+    value
+        .as_str()
+        .or_else(|| value["content"].as_str())
+        .filter(|s| !s.is_empty())
+        .map(str::to_owned)
 }
 
 fn added_token(value: &Value) -> Option<AddedToken> {
@@ -176,11 +211,18 @@ fn added_token(value: &Value) -> Option<AddedToken> {
 }
 
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, LoadError> {
-    let failed = |source| LoadError::Read { path: path.to_owned(), source };
+    let failed = |source| LoadError::Read {
+        path: path.to_owned(),
+        source,
+    };
     let file = std::fs::File::open(path).map_err(failed)?;
     let bytes = file.metadata().map_err(failed)?.len();
     if bytes > limit {
-        return Err(LoadError::TooLarge { path: path.to_owned(), bytes, limit });
+        return Err(LoadError::TooLarge {
+            path: path.to_owned(),
+            bytes,
+            limit,
+        });
     }
     let mut out = Vec::with_capacity(usize::try_from(bytes).unwrap_or_default());
     file.take(limit).read_to_end(&mut out).map_err(failed)?;
@@ -195,8 +237,12 @@ fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
 }
 
 fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
-    let Some(bytes) = read_optional(path)? else { return Ok(None) };
-    String::from_utf8(bytes).map(Some).map_err(|_| malformed(path, "it is not UTF-8"))
+    let Some(bytes) = read_optional(path)? else {
+        return Ok(None);
+    };
+    String::from_utf8(bytes)
+        .map(Some)
+        .map_err(|_| malformed(path, "it is not UTF-8"))
 }
 
 fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, LoadError> {
@@ -204,5 +250,8 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Map<String, Value>, LoadError> {
 }
 
 fn malformed(path: &Path, reason: &str) -> LoadError {
-    LoadError::Malformed { path: path.to_owned(), reason: reason.to_owned() }
+    LoadError::Malformed {
+        path: path.to_owned(),
+        reason: reason.to_owned(),
+    }
 }

@@ -158,7 +158,11 @@ impl<'t> Nodes<'t> {
             Stmt::Template(t) => self.body(&t.children, in_macro),
             Stmt::EmitExpr(e) => self.expr(&e.expr),
             Stmt::ForLoop(f) => {
-                self.loops.push(Loop { target: &f.target, iter: &f.iter, in_macro });
+                self.loops.push(Loop {
+                    target: &f.target,
+                    iter: &f.iter,
+                    in_macro,
+                });
                 self.expr(&f.iter);
                 f.filter_expr.iter().for_each(|e| self.expr(e));
                 self.body(&f.body, in_macro);
@@ -183,7 +187,8 @@ impl<'t> Nodes<'t> {
             Stmt::Block(b) => self.body(&b.body, in_macro),
             Stmt::Macro(m) => {
                 let at = self.macros.len();
-                self.macros.push((m.name, m.args.iter().filter_map(|a| name(a).ok()).collect()));
+                self.macros
+                    .push((m.name, m.args.iter().filter_map(|a| name(a).ok()).collect()));
                 m.defaults.iter().for_each(|e| self.expr(e));
                 self.body(&m.body, Some(at));
             }
@@ -223,7 +228,10 @@ impl<'t> Nodes<'t> {
             Expr::Var(_) | Expr::Const(_) => {}
             Expr::Slice(s) => {
                 self.expr(&s.expr);
-                [&s.start, &s.stop, &s.step].into_iter().flatten().for_each(|e| self.expr(e));
+                [&s.start, &s.stop, &s.step]
+                    .into_iter()
+                    .flatten()
+                    .for_each(|e| self.expr(e));
             }
             Expr::UnaryOp(u) => self.expr(&u.expr),
             Expr::BinOp(b) => {

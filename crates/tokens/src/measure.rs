@@ -27,7 +27,9 @@ fn text(seed: u64, bytes: usize) -> String {
     ];
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     let mut roll = |sides: u64| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        state = state
+            .wrapping_mul(0x5851_f42d_4c95_7f2d)
+            .wrapping_add(0x1405_7b7e_f767_814f);
         (state >> 33) % sides
     };
     let mut out = String::with_capacity(bytes + 16);
@@ -55,8 +57,9 @@ impl ModelTokens {
         }
         let unseen_mb_per_s = (count * PROMPT_BYTES) as f64 / 1e6 / started.elapsed().as_secs_f64();
         let shared = text(1, SHARED_BYTES);
-        let prompts: Vec<String> =
-            (0..ROUNDS as u64).map(|n| format!("{shared} {}", text(2 + n, PROMPT_BYTES - SHARED_BYTES))).collect();
+        let prompts: Vec<String> = (0..ROUNDS as u64)
+            .map(|n| format!("{shared} {}", text(2 + n, PROMPT_BYTES - SHARED_BYTES)))
+            .collect();
         self.encode_prompt(&shared, false)?;
         let median = |prompts: &[String]| -> Result<Duration, EncodeError> {
             let mut times = Vec::with_capacity(prompts.len());
@@ -68,6 +71,10 @@ impl ModelTokens {
             times.sort_unstable();
             Ok(times[times.len() / 2])
         };
-        Ok(Speed { unseen_mb_per_s, known_start: median(&prompts)?, known: median(&prompts)? })
+        Ok(Speed {
+            unseen_mb_per_s,
+            known_start: median(&prompts)?,
+            known: median(&prompts)?,
+        })
     }
 }

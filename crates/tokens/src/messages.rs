@@ -15,9 +15,24 @@ pub(crate) const MEDIA_MARK: &str = "\u{10FFFD}\u{F8FFE}media\u{F8FFE}\u{10FFFD}
 
 /// Part fields that the engine consumes itself; any other field is passed on to the template.
 const KNOWN_PART_FIELDS: &[&str] = &[
-    "audio_embeds", "audio_url", "closed", "data", "file", "image_embeds", "image_pil", "image_url",
-    "input_audio", "name", "prompt_cache_breakpoint", "refusal", "text", "thinking", "type", "uuid",
-    "video_embeds", "video_url",
+    "audio_embeds",
+    "audio_url",
+    "closed",
+    "data",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "name",
+    "prompt_cache_breakpoint",
+    "refusal",
+    "text",
+    "thinking",
+    "type",
+    "uuid",
+    "video_embeds",
+    "video_url",
 ];
 
 /// A client's changing attribution line, which engines drop from system texts.
@@ -66,7 +81,10 @@ impl<'a> Conversation<'a> {
         if messages.is_empty() {
             return Err(invalid("messages", "must hold at least one message"));
         }
-        let mut out = Self { messages: Vec::with_capacity(messages.len()), has_media: false };
+        let mut out = Self {
+            messages: Vec::with_capacity(messages.len()),
+            has_media: false,
+        };
         for message in messages {
             let read = read_message(message, format, &mut out.has_media)?;
             out.messages.push(read);
@@ -97,7 +115,14 @@ impl<'a> Conversation<'a> {
         }
         self.messages.retain(|m| m.role != "system");
         let content = Content::Text(merged.join("\n\n").into());
-        self.messages.insert(0, Message { role: "system", content, fields: Vec::new() });
+        self.messages.insert(
+            0,
+            Message {
+                role: "system",
+                content,
+                fields: Vec::new(),
+            },
+        );
     }
 
     /// The conversation with a mark in place of every media item.
@@ -163,12 +188,10 @@ impl Part<'_> {
     }
 }
 
-fn read_message<'a>(
-    message: &'a Json,
-    format: ContentFormat,
-    has_media: &mut bool,
-) -> Result<Message<'a>, ChatError> {
-    let message = message.as_object().ok_or_else(|| invalid("messages", "every message must be an object"))?;
+fn read_message<'a>(message: &'a Json, format: ContentFormat, has_media: &mut bool) -> Result<Message<'a>, ChatError> {
+    let message = message
+        .as_object()
+        .ok_or_else(|| invalid("messages", "every message must be an object"))?;
     let role = message
         .get("role")
         .and_then(Json::as_str)
@@ -176,7 +199,11 @@ fn read_message<'a>(
     let mut parts = match message.get("content") {
         None | Some(Json::Null) => Vec::new(),
         Some(Json::String(text)) => vec![Part::of(text)],
-        Some(Json::Array(list)) => list.iter().map(read_part).filter_map(Result::transpose).collect::<Result<_, _>>()?,
+        Some(Json::Array(list)) => list
+            .iter()
+            .map(read_part)
+            .filter_map(Result::transpose)
+            .collect::<Result<_, _>>()?,
         Some(_) => return Err(invalid("messages", "content must be a string, a list of parts or null")),
     };
     if role == "system" {
@@ -191,7 +218,11 @@ fn read_message<'a>(
     if role == "tool" {
         content = flatten_tool(content);
     }
-    Ok(Message { role, content, fields: read_fields(message, role)? })
+    Ok(Message {
+        role,
+        content,
+        fields: read_fields(message, role)?,
+    })
 }
 
 /// Joins text parts by newlines. Media placeholders depend on the model, so a mark stands in front for them.
@@ -227,7 +258,10 @@ fn flatten_tool(content: Content<'_>) -> Content<'_> {
 
 impl<'a> Part<'a> {
     fn of(text: &'a str) -> Self {
-        Self { kind: PartKind::Text(text.into()), extra: Vec::new() }
+        Self {
+            kind: PartKind::Text(text.into()),
+            extra: Vec::new(),
+        }
     }
 }
 
@@ -242,28 +276,45 @@ fn read_part(part: &Json) -> Result<Option<Part<'_>>, ChatError> {
         Some(Json::Null) | None => None,
         Some(_) => return Err(invalid("messages", "a content part's type must be a string")),
     };
-    let extra = || part.iter().map(|(k, v)| (k.as_str(), v)).filter(|(k, _)| !KNOWN_PART_FIELDS.contains(k)).collect();
+    let extra = || {
+        part.iter()
+            .map(|(k, v)| (k.as_str(), v))
+            .filter(|(k, _)| !KNOWN_PART_FIELDS.contains(k))
+            .collect()
+    };
     let field = match typed {
         Some("text" | "input_text" | "output_text") => "text",
         Some("thinking") => "thinking",
         Some("refusal") => "refusal",
         Some("tool_reference") => {
             let name = part.get("name").and_then(Json::as_str).unwrap_or_default();
-            return Ok(Some(Part { kind: PartKind::ToolReference(name), extra: Vec::new() }));
+            return Ok(Some(Part {
+                kind: PartKind::ToolReference(name),
+                extra: Vec::new(),
+            }));
         }
         Some(other) => {
             let modality = modality(other)
                 .ok_or_else(|| invalid("messages", "a content part has a type that engines don't support"))?;
-            return Ok(Some(Part { kind: PartKind::Media(modality), extra: extra() }));
+            return Ok(Some(Part {
+                kind: PartKind::Media(modality),
+                extra: extra(),
+            }));
         }
         None => {
             let found = part.keys().find_map(|key| modality(key));
             let modality = found.ok_or_else(|| invalid("messages", "a content part has no type"))?;
-            return Ok(Some(Part { kind: PartKind::Media(modality), extra: extra() }));
+            return Ok(Some(Part {
+                kind: PartKind::Media(modality),
+                extra: extra(),
+            }));
         }
     };
     match part.get(field) {
-        Some(Json::String(text)) => Ok(Some(Part { kind: PartKind::Text(text.into()), extra: extra() })),
+        Some(Json::String(text)) => Ok(Some(Part {
+            kind: PartKind::Text(text.into()),
+            extra: extra(),
+        })),
         None | Some(Json::Null) => Ok(None),
         Some(_) => Err(invalid("messages", "a text part's text must be a string")),
     }
@@ -281,11 +332,16 @@ fn modality(kind: &str) -> Option<&'static str> {
 
 fn strip_billing_header(parts: &mut Vec<Part<'_>>) {
     parts.retain_mut(|part| {
-        let PartKind::Text(text) = &mut part.kind else { return true };
+        let PartKind::Text(text) = &mut part.kind else {
+            return true;
+        };
         if !text.starts_with(BILLING_HEADER) {
             return true;
         }
-        let rest = text.split_once('\n').map(|(_, rest)| rest.to_owned()).unwrap_or_default();
+        let rest = text
+            .split_once('\n')
+            .map(|(_, rest)| rest.to_owned())
+            .unwrap_or_default();
         *text = rest.into();
         !text.is_empty()
     });
@@ -327,11 +383,16 @@ fn read_fields(message: &Map<String, Json>, role: &str) -> Result<Vec<(&'static 
 
 /// A tool call in the engine's key order, with its arguments as an object.
 fn read_tool_call(call: &Json) -> Result<Jinja, ChatError> {
-    let call = call.as_object().ok_or_else(|| invalid("messages", "every tool call must be an object"))?;
+    let call = call
+        .as_object()
+        .ok_or_else(|| invalid("messages", "every tool call must be an object"))?;
     let function = call.get("function").and_then(Json::as_object);
     let plain = call.get("type").is_none_or(|t| t == "function");
     let Some(function) = function.filter(|_| plain) else {
-        return Err(invalid("messages", "tool_calls must be of type function, with a function object"));
+        return Err(invalid(
+            "messages",
+            "tool_calls must be of type function, with a function object",
+        ));
     };
     let mut named = vec![("arguments", arguments(function.get("arguments")))];
     named.extend(function.get("name").map(|v| ("name", to_jinja(v))));
@@ -346,7 +407,10 @@ fn read_tool_call(call: &Json) -> Result<Jinja, ChatError> {
 }
 
 fn rest<'a>(object: &'a Map<String, Json>, known: &'a [&str]) -> impl Iterator<Item = (&'a str, Jinja)> {
-    object.iter().filter(|(k, _)| !known.contains(&k.as_str())).map(|(k, v)| (k.as_str(), to_jinja(v)))
+    object
+        .iter()
+        .filter(|(k, _)| !known.contains(&k.as_str()))
+        .map(|(k, v)| (k.as_str(), to_jinja(v)))
 }
 
 /// Arguments come as a JSON text; what isn't an object counts as an empty one, so that one bad turn doesn't
@@ -364,7 +428,11 @@ fn arguments(arguments: Option<&Json>) -> Jinja {
 
 /// The tools as the engine's request model prints them: fixed order, defaults filled in, unknown fields dropped.
 pub(crate) fn tools_to_jinja(tools: &[Json]) -> Result<Jinja, ChatError> {
-    tools.iter().map(tool_to_jinja).collect::<Result<Vec<_>, _>>().map(Jinja::from)
+    tools
+        .iter()
+        .map(tool_to_jinja)
+        .collect::<Result<Vec<_>, _>>()
+        .map(Jinja::from)
 }
 
 fn tool_to_jinja(tool: &Json) -> Result<Jinja, ChatError> {
@@ -383,7 +451,11 @@ fn tool_to_jinja(tool: &Json) -> Result<Jinja, ChatError> {
     let set = |object: &Map<String, Json>, name: &str| object.get(name).filter(|v| !v.is_null()).map(to_jinja);
     out.extend(set(function, "strict").map(|v| ("strict", v)));
     let outer = tool.as_object().and_then(|t| set(t, "defer_loading"));
-    out.extend(set(function, "defer_loading").or_else(|| outer.clone()).map(|v| ("defer_loading", v)));
+    out.extend(
+        set(function, "defer_loading")
+            .or_else(|| outer.clone())
+            .map(|v| ("defer_loading", v)),
+    );
     let mut pairs = vec![("type", Jinja::from("function")), ("function", map(out))];
     pairs.extend(outer.map(|v| ("defer_loading", v)));
     Ok(map(pairs))

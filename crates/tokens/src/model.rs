@@ -90,9 +90,17 @@ impl ModelTokens {
     }
 
     fn build(files: &Files, path: &Path, options: LoadOptions) -> Result<Self, LoadError> {
-        let (encoder, cutter) = Encoder::new(files, options.fast)
-            .map_err(|reason| LoadError::Tokenizer { path: path.to_owned(), reason })?;
-        let named = |name: &str| files.named.iter().find(|(n, _)| n == name).map(|(_, token)| token.as_str());
+        let (encoder, cutter) = Encoder::new(files, options.fast).map_err(|reason| LoadError::Tokenizer {
+            path: path.to_owned(),
+            reason,
+        })?;
+        let named = |name: &str| {
+            files
+                .named
+                .iter()
+                .find(|(n, _)| n == name)
+                .map(|(_, token)| token.as_str())
+        };
         let bos = named("bos_token").and_then(|t| encoder.token_id(t));
         let eos = named("eos_token").and_then(|t| encoder.token_id(t));
         let fingerprint = fingerprint(files, &options);
@@ -117,7 +125,8 @@ impl ModelTokens {
     /// # Errors
     /// [`EncodeError::TooLong`], or the tokenizer's own failure.
     pub fn encode_prompt(&self, text: &str, add_special: bool) -> Result<Vec<Token>, EncodeError> {
-        self.encode(text, text.len(), add_special, None).map(|prompt| prompt.ids)
+        self.encode(text, text.len(), add_special, None)
+            .map(|prompt| prompt.ids)
     }
 
     /// The same within a budget: `go_on` is asked with the bytes done before each piece that must be computed.
@@ -172,7 +181,11 @@ impl ModelTokens {
             Some(known) => {
                 let safe = self.cutter.safe_prefix(&text, known);
                 let mut prompt = self.encode(&text, safe, request.add_special_tokens, go_on)?;
-                prompt.end = if prompt.end == PromptEnd::Budget { prompt.end } else { PromptEnd::Media };
+                prompt.end = if prompt.end == PromptEnd::Budget {
+                    prompt.end
+                } else {
+                    PromptEnd::Media
+                };
                 prompt
             }
         };
@@ -191,7 +204,10 @@ impl ModelTokens {
         mut go_on: Option<&mut dyn FnMut(usize) -> bool>,
     ) -> Result<Prompt, EncodeError> {
         if text.len() > self.text_bytes_max {
-            return Err(EncodeError::TooLong { bytes: text.len(), limit: self.text_bytes_max });
+            return Err(EncodeError::TooLong {
+                bytes: text.len(),
+                limit: self.text_bytes_max,
+            });
         }
         let whole = end == text.len();
         let text = &text[..end];
@@ -232,7 +248,10 @@ impl ModelTokens {
                 ids.extend_from_slice(&self.encoder.after);
             }
         }
-        Ok(Prompt { ids, end: if complete { PromptEnd::Whole } else { PromptEnd::Budget } })
+        Ok(Prompt {
+            ids,
+            end: if complete { PromptEnd::Whole } else { PromptEnd::Budget },
+        })
     }
 
     /// Text of ids; `skip_special` leaves special tokens out.
@@ -294,7 +313,10 @@ impl ModelTokens {
     /// its own. On the first difference the fast encoder and the cache are not used again.
     pub fn run_samples(&self) -> SampleReport {
         while let Some((text, ids)) = self.samples.take() {
-            let same = self.encoder.encode_reference(&text).is_ok_and(|reference| reference == ids);
+            let same = self
+                .encoder
+                .encode_reference(&text)
+                .is_ok_and(|reference| reference == ids);
             self.samples.count(same);
             if !same {
                 self.encoder.fail_fast();
@@ -330,7 +352,11 @@ fn fingerprint(files: &Files, options: &LoadOptions) -> u64 {
     files.special.iter().for_each(|token| part(token.as_bytes()));
     part(options.chat_template.as_deref().unwrap_or_default().as_bytes());
     part(format!("{:?}", options.content_format).as_bytes());
-    part(serde_json::Value::Object(options.default_chat_template_kwargs.clone()).to_string().as_bytes());
+    part(
+        serde_json::Value::Object(options.default_chat_template_kwargs.clone())
+            .to_string()
+            .as_bytes(),
+    );
     part(&[u8::from(options.exclude_tools_when_tool_choice_none)]);
     hash.digest()
 }

@@ -68,8 +68,17 @@ impl Cutter {
             .build(added.iter().map(|(_, token)| token.content.as_str()))
             .ok()
             .filter(|_| !added.is_empty());
-        let split = if matcher.is_none() && !added.is_empty() { Split::Never } else { split };
-        Self { split, at_spaces, matcher, ids: added.iter().map(|(id, _)| *id).collect() }
+        let split = if matcher.is_none() && !added.is_empty() {
+            Split::Never
+        } else {
+            split
+        };
+        Self {
+            split,
+            at_spaces,
+            matcher,
+            ids: added.iter().map(|(id, _)| *id).collect(),
+        }
     }
 
     /// Whether known pieces can be reused at all.
@@ -78,11 +87,7 @@ impl Cutter {
     }
 
     /// Calls `each` with every piece in order until it fails or answers false; says whether all were taken.
-    pub fn pieces<'a, E>(
-        &self,
-        text: &'a str,
-        mut each: impl FnMut(Piece<'a>) -> Result<bool, E>,
-    ) -> Result<bool, E> {
+    pub fn pieces<'a, E>(&self, text: &'a str, mut each: impl FnMut(Piece<'a>) -> Result<bool, E>) -> Result<bool, E> {
         let mut from = 0;
         if self.split != Split::Never {
             for found in self.matcher.iter().flat_map(|m| m.find_iter(text)) {
@@ -136,12 +141,18 @@ impl Cutter {
             if found.start() > end {
                 break;
             }
-            let border = if self.split == Split::Plain && found.end() <= end { found.end() } else { found.start() };
+            let border = if self.split == Split::Plain && found.end() <= end {
+                found.end()
+            } else {
+                found.start()
+            };
             safe = safe.max(border.min(end));
         }
         if self.at_spaces {
             let head = &text.as_bytes()[safe..end];
-            let space = memchr::memrchr_iter(b' ', head).map(|at| safe + at).find(|at| *at > safe && is_cut(text, *at));
+            let space = memchr::memrchr_iter(b' ', head)
+                .map(|at| safe + at)
+                .find(|at| *at > safe && is_cut(text, *at));
             safe = space.unwrap_or(safe);
         }
         safe
@@ -150,7 +161,10 @@ impl Cutter {
 
 /// Whether the space at byte `at` follows a character that isn't white space or a control.
 fn is_cut(text: &str, at: usize) -> bool {
-    text[..at].chars().next_back().is_some_and(|c| !c.is_whitespace() && !c.is_control())
+    text[..at]
+        .chars()
+        .next_back()
+        .is_some_and(|c| !c.is_whitespace() && !c.is_control())
 }
 
 fn split_rule(file: &Value, added: &[(Token, AddedToken)]) -> Split {
@@ -172,8 +186,14 @@ fn split_rule(file: &Value, added: &[(Token, AddedToken)]) -> Split {
     if normalized && !normalizer.is_empty() || overlap(added) {
         return Split::Never;
     }
-    let first_matters = pre_tokenizer.iter().any(|p| kind(p) == "Metaspace" && p["prepend_scheme"] == "first");
-    if first_matters || tokens().any(|t| t.rstrip) { Split::InFront } else { Split::Plain }
+    let first_matters = pre_tokenizer
+        .iter()
+        .any(|p| kind(p) == "Metaspace" && p["prepend_scheme"] == "first");
+    if first_matters || tokens().any(|t| t.rstrip) {
+        Split::InFront
+    } else {
+        Split::Plain
+    }
 }
 
 /// Whether two occurrences of added tokens can share text, or a token matched in the second, normalized round
@@ -185,7 +205,9 @@ fn overlap(added: &[(Token, AddedToken)]) -> bool {
         heads.extend(borders(&token.content).into_iter().map(|at| &token.content[..at]));
     }
     let crosses = |token: &AddedToken| {
-        borders(&token.content).into_iter().any(|at| heads.contains(&token.content[at..]))
+        borders(&token.content)
+            .into_iter()
+            .any(|at| heads.contains(&token.content[at..]))
     };
     if added.iter().any(|(_, token)| crosses(token)) {
         return true;
@@ -195,14 +217,19 @@ fn overlap(added: &[(Token, AddedToken)]) -> bool {
         return false;
     }
     let inside = |inner: &[&AddedToken], outer: &[&AddedToken]| {
-        let Ok(matcher) = AhoCorasick::new(inner.iter().map(|t| t.content.as_str())) else { return true };
+        let Ok(matcher) = AhoCorasick::new(inner.iter().map(|t| t.content.as_str())) else {
+            return true;
+        };
         outer.iter().any(|t| matcher.is_match(&t.content))
     };
     inside(&first, &second) || inside(&second, &first)
 }
 
 fn spaces_are_safe(file: &Value) -> bool {
-    if parts(&file["normalizer"], "normalizers").iter().any(|n| kind(n) != "NFC") {
+    if parts(&file["normalizer"], "normalizers")
+        .iter()
+        .any(|n| kind(n) != "NFC")
+    {
         return false;
     }
     let model = &file["model"];
@@ -231,9 +258,12 @@ fn spaces_are_safe(file: &Value) -> bool {
 fn parts<'v>(value: &'v Value, list: &str) -> Vec<&'v Value> {
     match value {
         Value::Null => Vec::new(),
-        v if kind(v) == "Sequence" => {
-            v[list].as_array().into_iter().flatten().flat_map(|inner| parts(inner, list)).collect()
-        }
+        v if kind(v) == "Sequence" => v[list]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .flat_map(|inner| parts(inner, list))
+            .collect(),
         v => vec![v],
     }
 }

@@ -45,7 +45,9 @@ impl<'a> ChatRequest<'a> {
     /// # Errors
     /// [`ChatError::Invalid`] naming the first field of a wrong type.
     pub fn from_body(body: &'a Value) -> Result<Self, ChatError> {
-        let body = body.as_object().ok_or_else(|| invalid("body", "must be a JSON object"))?;
+        let body = body
+            .as_object()
+            .ok_or_else(|| invalid("body", "must be a JSON object"))?;
         let messages = match body.get("messages") {
             Some(Value::Array(list)) => list.as_slice(),
             Some(_) => return Err(invalid("messages", "must be a list of messages")),
@@ -85,7 +87,9 @@ impl Truncate {
     pub fn from_body(body: &Map<String, Value>) -> Result<Option<Self>, ChatError> {
         let keep = match body.get("truncate_prompt_tokens") {
             None | Some(Value::Null) => return Ok(None),
-            Some(v) => v.as_i64().ok_or_else(|| invalid("truncate_prompt_tokens", "must be an integer"))?,
+            Some(v) => v
+                .as_i64()
+                .ok_or_else(|| invalid("truncate_prompt_tokens", "must be an integer"))?,
         };
         // vLLM loads its tokenizers with truncation on the left.
         let from_left = text(body, "truncation_side")?.is_none_or(|side| side == "left");
@@ -94,7 +98,10 @@ impl Truncate {
 }
 
 pub(crate) fn invalid(field: &'static str, reason: impl Into<String>) -> ChatError {
-    ChatError::Invalid { field, reason: reason.into() }
+    ChatError::Invalid {
+        field,
+        reason: reason.into(),
+    }
 }
 
 fn flag(body: &Map<String, Value>, name: &'static str, default: bool) -> Result<bool, ChatError> {

@@ -42,7 +42,10 @@ impl Template {
     /// The parser's reason, with its line.
     pub fn compile(source: &str, fuel: u64, clock: &WallClock) -> Result<Self, String> {
         if source.len() > TEMPLATE_BYTES_MAX {
-            return Err(format!("it has {} bytes, more than the limit of {TEMPLATE_BYTES_MAX}", source.len()));
+            return Err(format!(
+                "it has {} bytes, more than the limit of {TEMPLATE_BYTES_MAX}",
+                source.len()
+            ));
         }
         let prepared = prepare(source);
         let syntax = SyntaxConfig::builder()
@@ -63,8 +66,13 @@ impl Template {
         let clock = clock.clone();
         environment.add_function("strftime_now", move |format: &str| time::strftime(format, &(clock.0)()));
         python::install(&mut environment);
-        environment.add_template_owned(NAME, prepared).map_err(|e| e.to_string())?;
-        let variables = environment.get_template(NAME).map_err(|e| e.to_string())?.undeclared_variables(false);
+        environment
+            .add_template_owned(NAME, prepared)
+            .map_err(|e| e.to_string())?;
+        let variables = environment
+            .get_template(NAME)
+            .map_err(|e| e.to_string())?
+            .undeclared_variables(false);
         Ok(Self {
             environment,
             format,
@@ -98,15 +106,22 @@ fn refused(error: &Error) -> ChatError {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(at) = cause {
         if let Some(raised) = at.downcast_ref::<Raised>() {
-            return ChatError::Template { reason: raised.0.clone() };
+            return ChatError::Template {
+                reason: raised.0.clone(),
+            };
         }
         cause = at.source();
     }
     if error.kind() == ErrorKind::OutOfFuel {
         return ChatError::TooMuchWork;
     }
-    let line = error.line().map(|line| format!(" in line {line} of the template")).unwrap_or_default();
-    ChatError::Template { reason: format!("{}{line}", error.kind()) }
+    let line = error
+        .line()
+        .map(|line| format!(" in line {line} of the template"))
+        .unwrap_or_default();
+    ChatError::Template {
+        reason: format!("{}{line}", error.kind()),
+    }
 }
 
 /// What `raise_exception` throws.
@@ -124,7 +139,11 @@ fn raise_exception(message: Value) -> Result<Value, Error> {
 /// Normalises newlines as Jinja does and turns `generation` blocks, which only mark a region for training, into
 /// scopes of their own.
 fn prepare(source: &str) -> String {
-    let unix = if source.contains('\r') { source.replace("\r\n", "\n").replace('\r', "\n") } else { source.to_owned() };
+    let unix = if source.contains('\r') {
+        source.replace("\r\n", "\n").replace('\r', "\n")
+    } else {
+        source.to_owned()
+    };
     let mut out = String::with_capacity(unix.len());
     let mut rest = unix.as_str();
     while let Some(at) = rest.find("{%") {
@@ -151,7 +170,11 @@ fn generation_tag(tag: &str) -> Option<(String, usize)> {
     let inner = &tag[2..end - 2];
     let open = if inner.starts_with(['-', '+']) { &inner[..1] } else { "" };
     let inner = &inner[open.len()..];
-    let close = if inner.ends_with(['-', '+']) { &inner[inner.len() - 1..] } else { "" };
+    let close = if inner.ends_with(['-', '+']) {
+        &inner[inner.len() - 1..]
+    } else {
+        ""
+    };
     let word = match inner[..inner.len() - close.len()].trim() {
         "generation" => "with",
         "endgeneration" => "endwith",

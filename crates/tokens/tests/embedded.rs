@@ -14,7 +14,12 @@ fn the_embedded_tokenizer_loads_on_the_fast_pipeline() {
 #[test]
 fn text_survives_a_round_trip() {
     let tokens = ModelTokens::embedded().unwrap();
-    for text in ["Hello, world!", "caf\u{e9} \u{4f60}\u{597d} \u{1f642} x\u{d7}y", "  a\n\n b\t c ", ""] {
+    for text in [
+        "Hello, world!",
+        "caf\u{e9} \u{4f60}\u{597d} \u{1f642} x\u{d7}y",
+        "  a\n\n b\t c ",
+        "",
+    ] {
         let ids = tokens.encode_prompt(text, false).unwrap();
         assert_eq!(tokens.decode(&ids, true).unwrap(), text);
     }
@@ -30,7 +35,10 @@ fn completions_get_the_begin_token_once_and_chats_get_it_from_the_template() {
     assert_eq!(count(&tokens.encode_prompt("Say hi", false).unwrap()), 0);
     let body = json!({"messages": [{"role": "user", "content": "Say hi"}]});
     let prompt = tokens.encode_chat(&ChatRequest::from_body(&body).unwrap()).unwrap();
-    assert_eq!((prompt.ids[0], count(&prompt.ids), prompt.end), (bos, 1, PromptEnd::Whole));
+    assert_eq!(
+        (prompt.ids[0], count(&prompt.ids), prompt.end),
+        (bos, 1, PromptEnd::Whole)
+    );
     assert_eq!(
         tokens.decode(&prompt.ids, false).unwrap(),
         "<|startoftext|><|im_start|>user\nSay hi<|im_end|>\n<|im_start|>assistant\n"
@@ -50,8 +58,17 @@ fn the_embedded_template_shows_tools_calls_and_results() {
         ],
         "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}],
     });
-    let text = tokens.render_chat(&ChatRequest::from_body(&body).unwrap()).unwrap().text;
-    assert!(text.contains("{\"name\": \"weather\", \"arguments\": {\"city\": \"Z\u{fc}rich\"}}"), "{text}");
+    let text = tokens
+        .render_chat(&ChatRequest::from_body(&body).unwrap())
+        .unwrap()
+        .text;
+    assert!(
+        text.contains("{\"name\": \"weather\", \"arguments\": {\"city\": \"Z\u{fc}rich\"}}"),
+        "{text}"
+    );
     assert!(text.contains("<tool_response>\nrain\n</tool_response>"), "{text}");
-    assert!(text.contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": null,"), "{text}");
+    assert!(
+        text.contains("{\"type\": \"function\", \"function\": {\"name\": \"weather\", \"description\": null,"),
+        "{text}"
+    );
 }

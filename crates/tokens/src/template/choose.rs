@@ -24,8 +24,17 @@ const CONTINUE_MARK: &str = "\u{10FFFD}\u{F8FFE}continue\u{F8FFE}\u{10FFFD} ";
 
 /// Arguments of Python's rendering call that never reach the template.
 const CALL_ARGUMENTS: [&str; 11] = [
-    "chat_template", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
-    "return_assistant_tokens_mask", "tokenizer_kwargs", "continue_final_message", "add_generation_prompt",
+    "chat_template",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+    "continue_final_message",
+    "add_generation_prompt",
 ];
 
 /// A model's templates.
@@ -51,11 +60,18 @@ impl Templates {
             .collect();
         let configured = match &options.chat_template {
             None => None,
-            Some(source) => Some(Arc::new(
-                compile(source).map_err(|reason| LoadError::Template { name: "--chat-template".to_owned(), reason })?,
-            )),
+            Some(source) => Some(Arc::new(compile(source).map_err(|reason| LoadError::Template {
+                name: "--chat-template".to_owned(),
+                reason,
+            })?)),
         };
-        Ok(Self { own, configured, of_requests: Mutex::default(), special: files.named.clone(), options })
+        Ok(Self {
+            own,
+            configured,
+            of_requests: Mutex::default(),
+            special: files.named.clone(),
+            options,
+        })
     }
 
     /// Renders a request.
@@ -64,9 +80,9 @@ impl Templates {
             let reason = "can't be combined with add_generation_prompt, which is true unless set to false";
             return Err(invalid("continue_final_message", reason));
         }
-        let tools = request.tools.filter(|_| {
-            !(request.tool_choice_none && self.options.exclude_tools_when_tool_choice_none)
-        });
+        let tools = request
+            .tools
+            .filter(|_| !(request.tool_choice_none && self.options.exclude_tools_when_tool_choice_none));
         let template = self.choose(request, tools.is_some())?;
         let format = match self.options.content_format {
             ContentFormatOption::Auto => template.format,
@@ -101,7 +117,10 @@ impl Templates {
     }
 
     fn choose(&self, request: &ChatRequest<'_>, tools: bool) -> Result<Arc<Template>, ChatError> {
-        let in_kwargs = request.chat_template_kwargs.and_then(|k| k.get("chat_template")).filter(|v| !v.is_null());
+        let in_kwargs = request
+            .chat_template_kwargs
+            .and_then(|k| k.get("chat_template"))
+            .filter(|v| !v.is_null());
         let sent = request.chat_template.or_else(|| in_kwargs.and_then(Json::as_str));
         if (request.chat_template.is_some() || in_kwargs.is_some()) && !self.options.trust_request_chat_template {
             return Err(ChatError::RequestTemplateRefused);
@@ -144,12 +163,18 @@ impl Templates {
         template: &Template,
     ) -> Result<Vec<(&'r str, Jinja)>, ChatError> {
         let mut out: Vec<(&str, Jinja)> = vec![("tools", Jinja::from(())), ("documents", Jinja::from(()))];
-        out.extend(self.special.iter().map(|(name, token)| (name.as_str(), Jinja::from(token.as_str()))));
+        out.extend(
+            self.special
+                .iter()
+                .map(|(name, token)| (name.as_str(), Jinja::from(token.as_str()))),
+        );
         keep(&mut out, &self.options.default_chat_template_kwargs, template)?;
         if let Some(tools) = tools {
             out.push(("tools", tools_to_jinja(tools)?));
         }
-        let thinking = request.chat_template_kwargs.is_some_and(|k| k.contains_key("enable_thinking"));
+        let thinking = request
+            .chat_template_kwargs
+            .is_some_and(|k| k.contains_key("enable_thinking"));
         if let Some(kwargs) = request.chat_template_kwargs {
             keep(&mut out, kwargs, template)?;
         }
@@ -221,7 +246,10 @@ fn cut_open(mut text: String, last: &str) -> Result<String, ChatError> {
     let mark = CONTINUE_MARK.trim_end();
     let at = text.rfind(mark).filter(|_| text.contains(last.trim()));
     let Some(at) = at else {
-        return Err(invalid("continue_final_message", "the chat template drops or changes the last message"));
+        return Err(invalid(
+            "continue_final_message",
+            "the chat template drops or changes the last message",
+        ));
     };
     let kept = text[at..].starts_with(CONTINUE_MARK);
     text.truncate(at);

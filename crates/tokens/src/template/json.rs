@@ -14,21 +14,39 @@ pub(super) fn tojson(state: &State, value: &Value, indent: Option<Value>, kwargs
         Some(v) => v.is_true(),
         None => kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
     };
-    let indent = match kwargs.get::<Option<Value>>("indent")?.filter(|v| !v.is_none() && !v.is_undefined()) {
+    let indent = match kwargs
+        .get::<Option<Value>>("indent")?
+        .filter(|v| !v.is_none() && !v.is_undefined())
+    {
         None => None,
         Some(v) => Some(match v.as_str() {
             Some(text) => text.to_owned(),
-            None => " ".repeat(usize::try_from(v).map_err(|_| bad("indent must be a small number"))?.min(64)),
+            None => " ".repeat(
+                usize::try_from(v)
+                    .map_err(|_| bad("indent must be a small number"))?
+                    .min(64),
+            ),
         }),
     };
     let (item, key) = match kwargs.get::<Option<Value>>("separators")?.filter(|v| !v.is_none()) {
-        Some(pair) => (pair.get_item_by_index(0)?.to_string(), pair.get_item_by_index(1)?.to_string()),
+        Some(pair) => (
+            pair.get_item_by_index(0)?.to_string(),
+            pair.get_item_by_index(1)?.to_string(),
+        ),
         None if indent.is_some() => (",".to_owned(), ": ".to_owned()),
         None => (", ".to_owned(), ": ".to_owned()),
     };
     let sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     kwargs.assert_all_used()?;
-    let mut writer = Writer { out: String::new(), ensure_ascii, indent, item, key, sort_keys, state };
+    let mut writer = Writer {
+        out: String::new(),
+        ensure_ascii,
+        indent,
+        item,
+        key,
+        sort_keys,
+        state,
+    };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
@@ -157,7 +175,11 @@ impl Writer<'_, '_, '_> {
 
 /// A number as `json.dumps` and `repr` print it.
 pub(super) fn number(value: &Value) -> String {
-    if value.is_integer() { value.to_string() } else { f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float) }
+    if value.is_integer() {
+        value.to_string()
+    } else {
+        f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
+    }
 }
 
 /// Python's `repr` of a float: the shortest digits, with an exponent below 1e-4 and from 1e16.
@@ -169,7 +191,9 @@ pub(super) fn float(x: f64) -> String {
         return if x > 0.0 { "Infinity" } else { "-Infinity" }.to_owned();
     }
     let text = format!("{x:e}");
-    let Some((mantissa, exponent)) = text.split_once('e') else { return text };
+    let Some((mantissa, exponent)) = text.split_once('e') else {
+        return text;
+    };
     let exponent: i32 = exponent.parse().unwrap_or_default();
     if x != 0.0 && !(-4..16).contains(&exponent) {
         let sign = if exponent < 0 { '-' } else { '+' };

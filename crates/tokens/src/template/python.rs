@@ -11,16 +11,22 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_formatter(|out, state, value| {
         if value.kind() == ValueKind::Number && !value.is_integer() {
             let text = json::number(value);
-            return out.write_str(&text).map_err(|_| Error::new(ErrorKind::WriteFailure, "writing a number"));
+            return out
+                .write_str(&text)
+                .map_err(|_| Error::new(ErrorKind::WriteFailure, "writing a number"));
         }
         minijinja::escape_formatter(out, state, value)
     });
     environment.add_filter("trim", |text: &Value, chars: Option<&str>| -> Value {
         Value::from(strip(&text.to_string(), chars, Ends::BOTH))
     });
-    environment.add_filter("int", |v: &Value, default: Option<Value>| -> Value { int(v).unwrap_or(default.unwrap_or(0.into())) });
+    environment.add_filter("int", |v: &Value, default: Option<Value>| -> Value {
+        int(v).unwrap_or(default.unwrap_or(0.into()))
+    });
     environment.add_filter("float", |v: &Value, default: Option<Value>| -> Value {
-        let number = v.as_str().map_or_else(|| f64::try_from(v.clone()).ok(), |text| text.trim().parse().ok());
+        let number = v
+            .as_str()
+            .map_or_else(|| f64::try_from(v.clone()).ok(), |text| text.trim().parse().ok());
         number.map_or_else(|| default.unwrap_or(0.0.into()), Value::from)
     });
     for name in ["default", "d"] {
@@ -29,12 +35,21 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("truncate", minijinja_contrib::filters::truncate);
     environment.add_filter("striptags", minijinja_contrib::filters::striptags);
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
-    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.to_vec()));
-    environment.add_test("sequence", |v: &Value| {
-        matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined)
+    environment.add_function("cycler", |items: Rest<Value>| {
+        minijinja_contrib::globals::cycler(items.to_vec())
     });
-    environment.add_test("iterable", |v: &Value| v.kind() != ValueKind::None && (v.as_str().is_some() || v.try_iter().is_ok()));
-    environment.add_test("number", |v: &Value| matches!(v.kind(), ValueKind::Number | ValueKind::Bool));
+    environment.add_test("sequence", |v: &Value| {
+        matches!(
+            v.kind(),
+            ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Undefined
+        )
+    });
+    environment.add_test("iterable", |v: &Value| {
+        v.kind() != ValueKind::None && (v.as_str().is_some() || v.try_iter().is_ok())
+    });
+    environment.add_test("number", |v: &Value| {
+        matches!(v.kind(), ValueKind::Number | ValueKind::Bool)
+    });
     environment.add_test("integer", |v: &Value| v.is_integer());
     environment.add_test("callable", |v: &Value| v.kind() == ValueKind::Plain);
 }
@@ -48,7 +63,11 @@ fn int(value: &Value) -> Option<Value> {
         None => return whole(f64::try_from(value.clone()).ok()?),
     };
     let digits = text.replace('_', "");
-    digits.parse::<i64>().map(Value::from).ok().or_else(|| whole(text.parse().ok()?))
+    digits
+        .parse::<i64>()
+        .map(Value::from)
+        .ok()
+        .or_else(|| whole(text.parse().ok()?))
 }
 
 fn whole(number: f64) -> Option<Value> {
@@ -61,7 +80,9 @@ fn whole(number: f64) -> Option<Value> {
 fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, kwargs: Kwargs) -> Result<Value, Error> {
     let other = match other {
         Some(other) => other,
-        None => kwargs.get::<Option<Value>>("default_value")?.unwrap_or_else(|| Value::from("")),
+        None => kwargs
+            .get::<Option<Value>>("default_value")?
+            .unwrap_or_else(|| Value::from("")),
     };
     let boolean = boolean.or(kwargs.get::<Option<bool>>("boolean")?).unwrap_or(false);
     kwargs.assert_all_used()?;
@@ -101,7 +122,11 @@ impl Ends {
 
 fn strip<'a>(text: &'a str, chars: Option<&str>, ends: Ends) -> &'a str {
     let gone = |c: char| chars.map_or_else(|| is_space(c), |set| set.contains(c));
-    let text = if ends.start { text.trim_start_matches(gone) } else { text };
+    let text = if ends.start {
+        text.trim_start_matches(gone)
+    } else {
+        text
+    };
     if ends.end { text.trim_end_matches(gone) } else { text }
 }
 
@@ -122,8 +147,22 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
     state.consume_fuel((text.len() / 64) as u64)?;
     Ok(Some(match name {
         "strip" => Value::from(strip(text, optional(args)?, Ends::BOTH)),
-        "lstrip" => Value::from(strip(text, optional(args)?, Ends { start: true, end: false })),
-        "rstrip" => Value::from(strip(text, optional(args)?, Ends { start: false, end: true })),
+        "lstrip" => Value::from(strip(
+            text,
+            optional(args)?,
+            Ends {
+                start: true,
+                end: false,
+            },
+        )),
+        "rstrip" => Value::from(strip(
+            text,
+            optional(args)?,
+            Ends {
+                start: false,
+                end: true,
+            },
+        )),
         "removeprefix" => Value::from(text.strip_prefix(one(args)?).unwrap_or(text)),
         "removesuffix" => Value::from(text.strip_suffix(one(args)?).unwrap_or(text)),
         "isspace" => Value::from(!text.is_empty() && text.chars().all(is_space)),
@@ -133,7 +172,11 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         "rsplit" => split(text, args, true)?,
         "partition" | "rpartition" => {
             let sep = non_empty(one(args)?)?;
-            let cut = if name == "partition" { text.split_once(sep) } else { text.rsplit_once(sep) };
+            let cut = if name == "partition" {
+                text.split_once(sep)
+            } else {
+                text.rsplit_once(sep)
+            };
             let parts = match (cut, name) {
                 (Some((a, b)), _) => [a, sep, b],
                 (None, "partition") => [text, "", ""],
@@ -143,7 +186,11 @@ fn string_method(state: &State, text: &str, name: &str, args: &[Value]) -> Resul
         }
         "index" | "rindex" => {
             let what = one(args)?;
-            let at = if name == "index" { text.find(what) } else { text.rfind(what) };
+            let at = if name == "index" {
+                text.find(what)
+            } else {
+                text.rfind(what)
+            };
             let at = at.ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "substring not found"))?;
             Value::from(text[..at].chars().count())
         }
@@ -222,7 +269,11 @@ fn words_from_right(text: &str, limit: usize) -> Vec<&str> {
             parts.push(rest);
             break;
         }
-        let start = rest.char_indices().rev().find(|(_, c)| is_space(*c)).map_or(0, |(at, c)| at + c.len_utf8());
+        let start = rest
+            .char_indices()
+            .rev()
+            .find(|(_, c)| is_space(*c))
+            .map_or(0, |(at, c)| at + c.len_utf8());
         parts.push(&rest[start..]);
         rest = rest[..start].trim_end_matches(is_space);
     }
@@ -232,7 +283,10 @@ fn words_from_right(text: &str, limit: usize) -> Vec<&str> {
 
 fn split_lines(text: &str, keep_ends: bool) -> Value {
     let is_end = |c: char| {
-        matches!(c, '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}')
+        matches!(
+            c,
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{1c}'..='\u{1e}' | '\u{85}' | '\u{2028}' | '\u{2029}'
+        )
     };
     let mut lines = Vec::new();
     let mut rest = text;

@@ -44,7 +44,10 @@ mod tests {
 
     #[test]
     fn formats_print_what_python_prints() {
-        let now = NaiveDate::from_ymd_opt(2026, 3, 7).unwrap().and_hms_micro_opt(9, 5, 3, 42).unwrap();
+        let now = NaiveDate::from_ymd_opt(2026, 3, 7)
+            .unwrap()
+            .and_hms_micro_opt(9, 5, 3, 42)
+            .unwrap();
         let check = |format: &str, expect: &str| assert_eq!(strftime(format, &now).unwrap(), expect, "{format}");
         check("%d %b %Y", "07 Mar 2026");
         check("%Y-%m-%d %H:%M:%S", "2026-03-07 09:05:03");

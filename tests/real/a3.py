@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Requests go where their blocks really are: three real vLLM engines, real agents, a replicated index, two routers.
+
+Over 200 requests on 40 shared prefixes of 2,048 tokens, 4 at a time:
+- predicted overlap, summed in tokens, equals the engines' own hit counters within 1 %;
+- the hit rate is at least twice that of `random` in the same run, and at least 90 % of what an unbounded cache would give;
+- after a reset, a restart and the loss of 500 event batches of one engine, no credit is stale after 2 s of traffic.
+"""
+
+import json
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+
+import processes
+from processes import BLOCK, MODEL, Cluster, Engine, call, call_json, metric, wait_until
+
+GROUPS, PREFIX, TAIL, REQUESTS, WORKERS = 40, 2_048, 64, 200, 4
+PROMPT = PREFIX + TAIL
+LOST_BATCHES = 500
+REPLAY_KEPT = 100  # batches that the engine under loss can replay
+TRAFFIC_SECONDS = 2.0
+
+
+def tokens(seed, count):
+    dice = random.Random(seed)
+    return [dice.randrange(300, 4_000) for _ in range(count)]
+
+
+class Load:
+    """Sends prompts through the routers in turn, a few at a time, and keeps what was predicted and what came of it."""
+
+    def __init__(self, cluster):
+        self.cluster, self.lock, self.sent = cluster, threading.Lock(), 0
+
+    def one(self, prompt, policy):
+        with self.lock:
+            self.sent += 1
+            number = self.sent
+        url = self.cluster.router_urls[number % len(self.cluster.router_urls)]
+        request_id = f"a3-{time.time_ns()}-{number}"
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+        status, _, answer = call(url + "/v1/completions", body, {"x-request-id": request_id, "x-cairn-policy": policy})
+        if status != 200:
+            raise RuntimeError(f"a request failed with {status}: {answer[:300]!r}")
+        cached = (json.loads(answer)["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        decision = call_json(f"{url}/cairn/decisions?limit=1&id={request_id}")["decisions"][0]
+        chosen = next(c for c in decision["candidates"] if c["worker"] == decision["chosen"])
+        return {"worker": chosen["worker"], "predicted": chosen["gpu_tokens"] + (chosen.get("cpu_tokens") or 0), "cached": cached}
+
+    def run(self, prompts, policy, workers=WORKERS):
+        """All prompts; returns what became of each, in the order of their ends."""
+        left, done, failed = list(reversed(prompts)), [], []
+
+        def work():
+            while not failed:
+                with self.lock:
+                    if not left:
+                        return
+                    prompt = left.pop()
+                try:
+                    result = self.one(prompt, policy)
+                except Exception as error:  # noqa: BLE001: reported below, with every thread ended
+                    failed.append(error)
+                    return
+                with self.lock:
+                    done.append(result)
+
+        threads = [threading.Thread(target=work) for _ in range(workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failed:
+            raise failed[0]
+        return done
+
+
+def prompts(seed):
+    """The workload of one run: (prompts, tokens that an unbounded cache would hit)."""
+    dice = random.Random(seed)
+    prefixes = [tokens(10_000 * seed + group, PREFIX) for group in range(GROUPS)]
+    order = [dice.randrange(GROUPS) for _ in range(REQUESTS)]
+    out = [prefixes[group] + tokens(77_000_000 + 100_000 * seed + n, TAIL) for n, group in enumerate(order)]
+    return out, (REQUESTS - len(set(order))) * PREFIX
+
+
+def empty(engines):
+    """Empties every engine's cache, and makes each say so by one step."""
+    for engine in engines:
+        call_json(engine.url + "/reset_prefix_cache", b"", method="POST")
+        call_json(engine.url + "/v1/completions", {"model": MODEL, "prompt": tokens(engine.port, 8), "max_tokens": 1})
+    time.sleep(1.0)  # the events' way into every router's view
+
+
+def hits(engines):
+    return sum(engine.metric("vllm:prefix_cache_hits_total") for engine in engines)
+
+
+def measure(load, engines, policy, seed):
+    empty(engines)
+    work, unbounded = prompts(seed)
+    before = hits(engines)
+    started = time.monotonic()
+    done = load.run(work, policy)
+    seconds = time.monotonic() - started
+    wait_until("the engines' counters to settle", lambda: sum(e.metric("vllm:num_requests_running") for e in engines) == 0, 10)
+    hit = hits(engines) - before
+    predicted = sum(d["predicted"] for d in done)
+    reported = sum(d["cached"] for d in done)
+    print(f"{policy:7s} {len(done)} requests in {seconds:5.1f} s: hit {hit:.0f} of {REQUESTS * PROMPT} tokens ({100 * hit / (REQUESTS * PROMPT):.1f} %), "
+          f"predicted {predicted}, usage says {reported}, unbounded cache {unbounded}", flush=True)
+    return {"hit": hit, "predicted": predicted, "unbounded": unbounded}
+
+
+def stale(load, seed, seconds=TRAFFIC_SECONDS):
+    """Traffic for some time, then an audit: tokens promised beyond what the engines had, and tokens promised in all."""
+    work, _ = prompts(seed)
+    end = time.monotonic() + seconds
+    at = 0
+    while time.monotonic() < end:
+        load.run(work[at % REQUESTS:at % REQUESTS + WORKERS], "kv")
+        at += WORKERS
+    # One at a time, so that no answer is on its way while the next is predicted.
+    audited = load.run(work[:60], "kv", workers=1)
+    return sum(max(0, d["predicted"] - d["cached"]) for d in audited), sum(d["predicted"] for d in audited)
+
+
+def disturb(name, load, seed, act):
+    load.run(prompts(seed)[0], "kv")  # fill the caches
+    act()
+    over, promised = stale(load, seed)
+    print(f"{name}: {over} of {promised} promised tokens were stale", flush=True)
+    return [] if over == 0 else [f"{name}: {over} stale tokens of {promised}"]
+
+
+def lose_batches(cluster, engine):
+    """The agent is away while the engine publishes more batches than it can replay."""
+    cluster.agent.kill()
+    for n in range(LOST_BATCHES + REPLAY_KEPT):
+        call_json(engine.url + "/v1/completions", {"model": MODEL, "prompt": tokens(500_000 + n, BLOCK + 1), "max_tokens": 1})
+    cluster.agent.start()
+    cluster.wait()
+
+
+def restart(cluster, engine):
+    engine.stop()
+    engine.start()
+    engine.wait()
+    cluster.wait()
+
+
+def main():
+    processes.need_vllm("a3.py")
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="cairn-a3-") as folder:
+        engines, cluster = [], None
+        try:
+            for n in range(3):
+                engines.append(Engine(f"engine-{n + 1}", folder, buffer_steps=REPLAY_KEPT if n == 2 else 10_000))
+            for engine in engines:
+                engine.wait()
+            cluster = Cluster(engines).wait()
+            load = Load(cluster)
+            chance = measure(load, engines, "random", 1)
+            kv = measure(load, engines, "kv", 1)
+            if abs(kv["predicted"] - kv["hit"]) > 0.01 * kv["hit"]:
+                problems.append(f"predicted {kv['predicted']} and hit {kv['hit']:.0f} tokens differ by more than 1 %")
+            if kv["hit"] < 2 * chance["hit"]:
+                problems.append(f"kv hit {kv['hit']:.0f} tokens, less than twice random's {chance['hit']:.0f}")
+            if kv["hit"] < 0.9 * kv["unbounded"]:
+                problems.append(f"kv hit {kv['hit']:.0f} tokens, less than 90 % of {kv['unbounded']}")
+            problems += disturb("reset", load, 1, lambda: call_json(engines[0].url + "/reset_prefix_cache", b"", method="POST"))
+            problems += disturb("restart", load, 1, lambda: restart(cluster, engines[1]))
+            problems += disturb("500 batches lost", load, 1, lambda: lose_batches(cluster, engines[2]))
+        finally:
+            if cluster:
+                cluster.stop()
+            for engine in engines:
+                engine.stop()
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    main()

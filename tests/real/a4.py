@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""A request split between a prefill and a decode engine gives the text that one engine gives; both legs are in one trace.
+
+Two real vLLMs move KV blocks over NIXL. Set JAEGER_QUERY (such as http://127.0.0.1:16686) and JAEGER_OTLP (such as http://127.0.0.1:4317) to check
+the trace in a running Jaeger; without them that part is skipped, loudly.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+
+import processes
+from a3 import tokens
+from processes import MODEL, Cluster, Engine, call, call_json, free_ports, wait_until
+
+LENGTHS = (1_000, 3_000, 5_000)
+
+
+def engine(name, folder, role):
+    """An engine that can send or receive blocks."""
+    transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+    side = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports(1)[0])}
+    started = Engine(name, folder, arguments=["--kv-transfer-config", json.dumps(transfer)], env=side)
+    started.role = role
+    return started
+
+
+def followed(engines):
+    return [f'\n[[engine]]\nurl = "{e.url}"\nrole = "{e.role}"\n' for e in engines]
+
+
+def spans(query, trace_id):
+    found = call_json(f"{query}/api/traces/{trace_id}")["data"]
+    return [span["operationName"] for span in found[0]["spans"]] if found else []
+
+
+def main():
+    processes.need_vllm("a4.py")
+    otlp, query = os.environ.get("JAEGER_OTLP", ""), os.environ.get("JAEGER_QUERY", "")
+    problems = []
+    with tempfile.TemporaryDirectory(prefix="cairn-a4-") as folder:
+        engines, cluster = [], None
+        try:
+            engines = [engine("prefill", folder, "prefill"), engine("decode", folder, "decode")]
+            for each in engines:
+                each.wait()
+            cluster = Cluster(engines, routers=1, otlp=otlp, router_extra="split = true", agent_engines=followed(engines)).wait()
+            url = cluster.router_urls[0]
+            for n, length in enumerate(LENGTHS):
+                prompt = tokens(900 + n, length)
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+                trace_id = f"{0xA4000 + n:032x}"
+                moved = transferred(engines[1])
+                status, _, answer = call(url + "/v1/completions", body, {"traceparent": f"00-{trace_id}-00000000000000a4-01"})
+                if status != 200:
+                    problems.append(f"{length} tokens: status {status}: {answer[:300]!r}")
+                    continue
+                split = json.loads(answer)["choices"][0]["text"]
+                call_json(engines[0].url + "/reset_prefix_cache", b"", method="POST")
+                whole = call_json(engines[0].url + "/v1/completions", body)["choices"][0]["text"]
+                moved = transferred(engines[1]) - moved
+                print(f"{length} tokens: {'same' if split == whole else 'DIFFERENT'} text, {moved:.0f} prompt tokens transferred", flush=True)
+                if split != whole:
+                    problems.append(f"{length} tokens: the split answer differs")
+                if not moved:
+                    problems.append(f"{length} tokens: nothing was transferred, so the request was not split")
+                if query:
+                    wanted = {"prefill", "decode"}
+                    seen = wait_until("the trace in Jaeger", lambda t=trace_id: wanted <= {s.split(".")[-1] for s in spans(query, t)} and spans(query, t), 20)
+                    print(f"  trace {trace_id}: {sorted(set(seen))}", flush=True)
+            if not query:
+                print("SKIPPED: a4.py, the trace: set JAEGER_QUERY and JAEGER_OTLP", file=sys.stderr)
+        finally:
+            if cluster:
+                cluster.stop()
+            for each in engines:
+                each.stop()
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    sys.exit(bool(problems))
+
+
+def transferred(engine):
+    """Prompt tokens that the engine took over from another one."""
+    lines = call(engine.url + "/metrics")[2].decode().splitlines()
+    own = [line for line in lines if line.startswith("vllm:prompt_tokens_by_source_total") and "external_kv_transfer" in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in own)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    main()
