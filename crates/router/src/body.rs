@@ -5,7 +5,7 @@ mod fields;
 mod read;
 mod scan;
 
-pub(crate) use edit::{EditPlan, Edited, edit};
-pub(crate) use fields::{ChatFields, Endpoint, Fields, FieldsError, PromptInput};
-pub(crate) use read::{BodyGate, BodyLimits, HeldBody, ReadError};
-pub(crate) use scan::{Member, ScanError, members};
+pub(crate) use edit::{EditPlan, edit};
+pub(crate) use fields::{Endpoint, Fields, FieldsError, PromptInput};
+pub(crate) use read::{BodyGate, BodyLimits, ReadError};
+pub(crate) use scan::{ScanError, ScannedBody};

@@ -173,6 +173,15 @@ pub struct ConfigError {
     pub problem: String,
 }
 
+impl ConfigError {
+    pub(crate) fn new(field: &str, problem: String) -> Self {
+        Self {
+            field: field.into(),
+            problem,
+        }
+    }
+}
+
 impl Config {
     /// Every field with its default, as commented TOML.
     #[must_use]

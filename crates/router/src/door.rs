@@ -22,6 +22,7 @@ use crate::error::ApiError;
 use crate::metrics::{Reason, RequestLabels, status_class};
 use crate::reply::{self, ReplyBody};
 use crate::state::{InFlightGuard, Router};
+use crate::walk::Arrival;
 use crate::{models, operator, walk};
 
 /// How long a client may take to send a request's head.
@@ -153,7 +154,13 @@ async fn answer(router: Arc<Router>, request: Request<Incoming>, peer: SocketAdd
         return response;
     }
     let guard = InFlightGuard::new(&router);
-    match walk::request(&router, guard, arrived, endpoint, parts, body, peer).await {
+    let arrival = Arrival {
+        at: arrived,
+        endpoint,
+        headers: parts.headers,
+        peer,
+    };
+    match walk::request(&router, guard, arrival, body).await {
         Ok(response) => response,
         Err(error) => refused(&router, endpoint, &error),
     }

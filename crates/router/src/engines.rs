@@ -1,11 +1,11 @@
 //! What this router itself knows of each engine: whether it answers, whether it pushes back, what it serves.
 //!
 //! Eligibility follows these checks, not the index: an engine may be well while its agent is gone, and the reverse.
+//! Breakers and push-back belong to `cairn-routing`; a refused connection is a failed check.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use dashmap::DashMap;
@@ -22,12 +22,6 @@ use crate::upstream::Upstream;
 const FAILED_CHECKS_MAX: u32 = 2;
 /// Longest time a check may take.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(2);
-/// Shortest and longest time that a breaker stays open after faults on live requests.
-const OPEN_MS: (u64, u64) = (500, 10_000);
-/// How long an engine that pushed back is avoided where it doesn't say so itself.
-const BACK_PRESSURE_MS: u64 = 250;
-/// Longest time an engine's `Retry-After` is honoured.
-const RETRY_AFTER_MAX_MS: u64 = 5_000;
 /// What an engine serves is read again after this many checks.
 const MODELS_EVERY_CHECKS: u64 = 10;
 /// Largest accepted answer to `/v1/models`.
@@ -53,12 +47,8 @@ pub(crate) struct Engine {
     pub authority: http::uri::Authority,
     /// `http` or `https`.
     pub scheme: http::uri::Scheme,
-    epoch: Instant,
     health: AtomicU8,
     failed_checks: AtomicU32,
-    faults_in_row: AtomicU32,
-    open_until_ms: AtomicU64,
-    pressed_until_ms: AtomicU64,
     /// Wakes the check loop after a fault.
     recheck: Notify,
     models: Mutex<Option<Arc<Served>>>,
@@ -87,19 +77,11 @@ impl Engine {
             url: trimmed.to_string(),
             authority: parts.authority?,
             scheme: parts.scheme?,
-            epoch: Instant::now(),
             health: AtomicU8::new(Health::Unknown as u8),
             failed_checks: AtomicU32::new(0),
-            faults_in_row: AtomicU32::new(0),
-            open_until_ms: AtomicU64::new(0),
-            pressed_until_ms: AtomicU64::new(0),
             recheck: Notify::new(),
             models: Mutex::new(None),
         })
-    }
-
-    fn now_ms(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// What the checks say.
@@ -111,35 +93,15 @@ impl Engine {
         }
     }
 
-    /// Whether the breaker is open after faults on live requests.
-    pub(crate) fn breaker_open(&self) -> bool {
-        self.open_until_ms.load(Ordering::Acquire) > self.now_ms()
-    }
-
-    /// Whether it said lately that it has too much to do.
-    pub(crate) fn pressed(&self) -> bool {
-        self.pressed_until_ms.load(Ordering::Acquire) > self.now_ms()
-    }
-
-    /// A live request got an answer.
-    pub(crate) fn answered(&self) {
-        if self.faults_in_row.load(Ordering::Relaxed) != 0 {
-            self.faults_in_row.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// A live request met a refused or broken connection.
-    pub(crate) fn fault(&self) {
-        let n = self.faults_in_row.fetch_add(1, Ordering::Relaxed).min(5);
-        let open = (OPEN_MS.0 << n).min(OPEN_MS.1);
-        self.open_until_ms.store(self.now_ms() + open, Ordering::Release);
+    /// A live request was refused a connection: nobody listens there, so it isn't asked again before a check passes.
+    pub(crate) fn refused(&self) {
+        self.health.store(Health::Unhealthy as u8, Ordering::Release);
         self.recheck.notify_one();
     }
 
-    /// It answered 429 or 503.
-    pub(crate) fn back_pressure(&self, retry_after: Option<u64>) {
-        let ms = retry_after.map_or(BACK_PRESSURE_MS, |s| s.saturating_mul(1_000).min(RETRY_AFTER_MAX_MS));
-        self.pressed_until_ms.store(self.now_ms() + ms, Ordering::Release);
+    /// A live request's connection broke: it is checked at once.
+    pub(crate) fn broke(&self) {
+        self.recheck.notify_one();
     }
 
     /// What it serves, once known.
@@ -152,10 +114,7 @@ impl Engine {
         if passed {
             self.failed_checks.store(0, Ordering::Relaxed);
             self.health.store(Health::Healthy as u8, Ordering::Release);
-            if self.faults_in_row.load(Ordering::Relaxed) <= 1 {
-                self.open_until_ms.store(0, Ordering::Release);
-            }
-        } else if self.failed_checks.fetch_add(1, Ordering::Relaxed) + 1 >= FAILED_CHECKS_MAX || self.breaker_open() {
+        } else if self.failed_checks.fetch_add(1, Ordering::Relaxed) + 1 >= FAILED_CHECKS_MAX {
             self.health.store(Health::Unhealthy as u8, Ordering::Release);
         }
         before != self.health()
@@ -190,14 +149,6 @@ impl Engines {
         self.by_url
             .get(&engine.url)
             .is_some_and(|found| Arc::ptr_eq(&found, engine))
-    }
-
-    /// Health by URL, for operators.
-    pub(crate) fn table(&self) -> BTreeMap<String, Health> {
-        self.by_url
-            .iter()
-            .map(|entry| (entry.key().clone(), entry.health()))
-            .collect()
     }
 }
 
@@ -318,15 +269,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refused_connection_opens_the_breaker_and_a_passed_check_closes_it() {
+    fn a_refused_connection_takes_an_engine_out_until_a_check_passes() {
         let engine = Engine::new("http://127.0.0.1:1/").unwrap();
-        assert_eq!((engine.health(), engine.breaker_open()), (Health::Unknown, false));
-        engine.fault();
-        assert!(engine.breaker_open());
-        engine.checked(false);
+        assert_eq!(engine.health(), Health::Unknown);
+        engine.refused();
         assert_eq!(engine.health(), Health::Unhealthy);
         engine.checked(true);
-        assert_eq!((engine.health(), engine.breaker_open()), (Health::Healthy, false));
+        assert_eq!(engine.health(), Health::Healthy);
     }
 
     #[test]

@@ -6,25 +6,28 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use cairn_blocks::BlockSize;
-use cairn_index::{Confidence, LeaseState, Registry, Role, WorkerId, WorkerSpec};
+use cairn_blocks::{BlockSize, ClusterSeed};
+use cairn_index::{Confidence, DegradedReason, Registry, Role, Source, WorkerId, WorkerSpec};
 
-use crate::config::Config;
+use crate::config::{Config, EngineConfig};
 use crate::engines::{Engine, Engines};
 
 /// Ids of workers that only the configuration names start here; the registry counts up from 0.
 const STATIC_IDS_FROM: u32 = 1 << 31;
+/// Ids set apart for the ranks of each configured engine.
+const STATIC_IDS_PER_ENGINE: u32 = 1_024;
 /// Pool of engines whose model isn't known yet.
 const UNKNOWN_POOL: &str = "";
 
 /// All that requests can be sent to.
-#[derive(Default)]
 pub(crate) struct Fleet {
-    /// Version of the registry that it was built from.
-    pub registry_version: u64,
+    /// The cluster's seed of block keys.
+    pub seed: ClusterSeed,
     /// Pools in the order of their names.
     pub pools: Vec<Arc<Pool>>,
     by_model: HashMap<String, ModelRef>,
+    by_source: HashMap<String, WorkerId>,
+    by_worker: HashMap<WorkerId, (usize, usize)>,
 }
 
 /// What a model name means.
@@ -48,10 +51,8 @@ pub(crate) struct Pool {
     pub max_model_len: Option<u32>,
     /// Folder of the model as engines name it.
     pub model_root: Option<String>,
-    /// Policy that the configuration or the cluster names; empty for the router's.
+    /// Policy that the cluster names; empty for none.
     pub policy: String,
-    /// Whether the registry knows it, so that its workers' blocks may be in the view.
-    pub indexed: bool,
     /// Its workers in the order of their ids.
     pub workers: Vec<Worker>,
 }
@@ -67,12 +68,33 @@ pub(crate) struct Worker {
     pub spec: Arc<WorkerSpec>,
     /// Takes no new requests.
     pub draining: bool,
-    /// Whether the index claims its blocks exactly.
-    pub exact: bool,
-    /// Why not, for operators.
-    pub claim: &'static str,
-    /// Name of its source.
+    /// What the index may claim about its blocks.
+    pub confidence: Confidence,
+    /// Name of its source, empty where there is none.
     pub source: String,
+    /// Lifetime of its source, 0 where there is none.
+    pub incarnation: u64,
+    /// Its adapters, as registered and as its engine says, sorted.
+    pub adapters: Vec<String>,
+}
+
+impl Worker {
+    /// Name for people: the engine's URL and the rank.
+    pub(crate) fn name(&self) -> String {
+        format!("{}#{}", self.engine.url, self.spec.rank)
+    }
+}
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self {
+            seed: ClusterSeed(0),
+            pools: Vec::new(),
+            by_model: HashMap::new(),
+            by_source: HashMap::new(),
+            by_worker: HashMap::new(),
+        }
+    }
 }
 
 impl Fleet {
@@ -80,6 +102,23 @@ impl Fleet {
     pub(crate) fn model(&self, name: &str) -> Option<(&Arc<Pool>, Option<&str>)> {
         let found = self.by_model.get(name)?;
         Some((&self.pools[found.pool], found.adapter.as_deref()))
+    }
+
+    /// The worker that a source reports.
+    pub(crate) fn by_source(&self, source: &str) -> Option<WorkerId> {
+        self.by_source.get(source).copied()
+    }
+
+    /// A worker by its id, with its pool.
+    pub(crate) fn worker(&self, id: WorkerId) -> Option<(&Arc<Pool>, &Worker)> {
+        let &(pool, worker) = self.by_worker.get(&id)?;
+        let pool = &self.pools[pool];
+        Some((pool, &pool.workers[worker]))
+    }
+
+    /// Whether some engine hasn't said yet what it serves.
+    pub(crate) fn has_unknown(&self) -> bool {
+        self.pools.iter().any(|pool| pool.name == UNKNOWN_POOL)
     }
 
     /// The only pool, for requests that name no model.
@@ -90,7 +129,7 @@ impl Fleet {
         }
     }
 
-    /// All names that requests may use, sorted, with whether each is an adapter.
+    /// All names that requests may use, sorted.
     pub(crate) fn names(&self) -> Vec<(&str, &ModelRef)> {
         let mut names: Vec<_> = self.by_model.iter().map(|(name, to)| (name.as_str(), to)).collect();
         names.sort_unstable_by_key(|(name, _)| *name);
@@ -104,21 +143,9 @@ impl Fleet {
             .flat_map(|pool| pool.workers.iter().map(move |worker| (pool, worker)))
     }
 
-    /// Joins the registry with the configuration and with what engines say. `engines` gets every URL that is named.
+    /// Joins the registry with the configuration and with what engines say; engines that weren't known go to `made`.
     pub(crate) fn build(registry: &Registry, config: &Config, engines: &Engines, made: &mut Vec<Arc<Engine>>) -> Self {
-        let mut pools: Vec<Pool> = Vec::new();
-        for (name, pool) in &registry.pools {
-            pools.push(Pool {
-                name: name.clone(),
-                models: pool.spec.models.clone(),
-                block_size: pool.spec.block_size,
-                max_model_len: pool.spec.max_model_len,
-                model_root: pool.spec.model_root.clone(),
-                policy: pool.policy.clone(),
-                indexed: true,
-                workers: Vec::new(),
-            });
-        }
+        let mut pools = registered_pools(registry);
         let mut engine_of = |url: &str| {
             let (engine, new) = engines.get(url)?;
             if new {
@@ -134,53 +161,62 @@ impl Fleet {
                 continue;
             };
             let source = registry.sources.get(&worker.source);
-            let claim = source.map_or("unregistered", |s| match s.lease {
-                LeaseState::Live => confidence_label(s.confidence),
-                LeaseState::Lapsed(_) => "lease_lapsed",
-            });
             pool.workers.push(Worker {
                 id: *id,
+                adapters: adapters_of(&worker.spec.adapters, &engine),
                 engine,
                 spec: Arc::new(worker.spec.clone()),
                 draining: worker.draining,
-                exact: claim == "exact",
-                claim,
+                confidence: source.map_or(Confidence::Degraded(DegradedReason::NoEvents), Source::claim),
                 source: source.map(|s| s.name.clone()).unwrap_or_default(),
+                incarnation: source.map_or(0, |s| s.incarnation.0),
             });
         }
-        let mut next = STATIC_IDS_FROM;
-        for (position, static_engine) in config.engine.iter().enumerate() {
-            let id = STATIC_IDS_FROM + u32::try_from(position).unwrap_or(0) * 1_024;
-            debug_assert!(id >= next, "ids of configured engines ascend");
-            next = id;
-            let Some(engine) = engine_of(&static_engine.url) else {
-                continue;
-            };
+        for (position, told) in (0u32..).zip(&config.engine) {
+            let Some(engine) = engine_of(&told.url) else { continue };
             if pools
                 .iter()
                 .any(|pool| pool.workers.iter().any(|w| w.engine.url == engine.url))
             {
                 continue;
             }
-            add_static(&mut pools, static_engine, &engine, id);
+            add_static(
+                &mut pools,
+                told,
+                &engine,
+                STATIC_IDS_FROM + position * STATIC_IDS_PER_ENGINE,
+            );
         }
         for pool in &mut pools {
             if let Some(own) = config.pool.iter().find(|own| own.name == pool.name) {
                 pool.models.extend(own.aliases.iter().cloned());
-                if !own.policy.is_empty() {
-                    pool.policy.clone_from(&own.policy);
-                }
             }
             pool.workers.sort_unstable_by_key(|worker| worker.id);
+            for served in pool.workers.iter().filter_map(|worker| worker.engine.served()) {
+                pool.max_model_len = pool.max_model_len.or(served.max_model_len);
+                pool.model_root = pool.model_root.take().or_else(|| served.root.clone());
+            }
         }
         pools.sort_by(|a, b| a.name.cmp(&b.name));
         let mut fleet = Self {
-            registry_version: registry.version,
+            seed: registry.seed.unwrap_or(ClusterSeed(0)),
             pools: pools.into_iter().map(Arc::new).collect(),
             ..Self::default()
         };
         fleet.name_models();
+        fleet.name_workers();
         fleet
+    }
+
+    fn name_workers(&mut self) {
+        for (at, pool) in self.pools.iter().enumerate() {
+            for (position, worker) in pool.workers.iter().enumerate() {
+                self.by_worker.insert(worker.id, (at, position));
+                if !worker.source.is_empty() {
+                    self.by_source.insert(worker.source.clone(), worker.id);
+                }
+            }
+        }
     }
 
     /// Base names win over adapters, earlier pools over later ones.
@@ -196,23 +232,32 @@ impl Fleet {
             }
         }
         for (position, pool) in self.pools.iter().enumerate() {
-            for worker in &pool.workers {
-                let served = worker.engine.served();
-                let told = served.iter().flat_map(|served| served.adapters.iter());
-                for adapter in worker.spec.adapters.iter().chain(told) {
-                    let to = ModelRef {
-                        pool: position,
-                        adapter: Some(adapter.clone()),
-                    };
-                    self.by_model.entry(adapter.clone()).or_insert(to);
-                }
+            for adapter in pool.workers.iter().flat_map(|worker| &worker.adapters) {
+                let to = ModelRef {
+                    pool: position,
+                    adapter: Some(adapter.clone()),
+                };
+                self.by_model.entry(adapter.clone()).or_insert(to);
             }
         }
     }
 }
 
+fn registered_pools(registry: &Registry) -> Vec<Pool> {
+    let pool = |(name, pool): (&String, &cairn_index::Pool)| Pool {
+        name: name.clone(),
+        models: pool.spec.models.clone(),
+        block_size: pool.spec.block_size,
+        max_model_len: pool.spec.max_model_len,
+        model_root: pool.spec.model_root.clone(),
+        policy: pool.policy.clone(),
+        workers: Vec::new(),
+    };
+    registry.pools.iter().map(pool).collect()
+}
+
 /// Adds the ranks of a configured engine to the pool of the model that it serves.
-fn add_static(pools: &mut Vec<Pool>, told: &crate::config::EngineConfig, engine: &Arc<Engine>, id: u32) {
+fn add_static(pools: &mut Vec<Pool>, told: &EngineConfig, engine: &Arc<Engine>, id: u32) {
     let served = engine.served().unwrap_or_default();
     let name = match (told.pool.as_str(), served.models.first()) {
         ("", Some(model)) => model.clone(),
@@ -227,15 +272,16 @@ fn add_static(pools: &mut Vec<Pool>, told: &crate::config::EngineConfig, engine:
             name,
             models: Vec::new(),
             block_size: BlockSize::DEFAULT,
-            max_model_len: served.max_model_len,
-            model_root: served.root.clone(),
+            max_model_len: None,
+            model_root: None,
             policy: String::new(),
-            indexed: false,
             workers: Vec::new(),
         });
         pools.len() - 1
     });
     let pool = &mut pools[at];
+    pool.max_model_len = pool.max_model_len.or(served.max_model_len);
+    pool.model_root = pool.model_root.take().or_else(|| served.root.clone());
     for model in &served.models {
         if !pool.models.contains(model) {
             pool.models.push(model.clone());
@@ -245,30 +291,46 @@ fn add_static(pools: &mut Vec<Pool>, told: &crate::config::EngineConfig, engine:
         pool.workers.push(Worker {
             id: WorkerId(id + rank),
             engine: Arc::clone(engine),
-            spec: Arc::new(WorkerSpec {
-                engine_url: engine.url.clone(),
-                rank,
-                ranks: told.ranks,
-                host: String::new(),
-                role: told.parsed_role().unwrap_or(Role::Both),
-                engine_kind: "vllm".into(),
-                engine_block_size: BlockSize::DEFAULT.tokens(),
-                capacity_blocks: 0,
-                max_num_seqs: 0,
-                max_batched_tokens: 0,
-                adapters: served.adapters.clone(),
-                bootstrap: None,
-            }),
+            spec: Arc::new(static_spec(told, engine, rank)),
             draining: false,
-            exact: false,
-            claim: "not_indexed",
+            confidence: Confidence::Degraded(DegradedReason::NoEvents),
             source: String::new(),
+            incarnation: 0,
+            adapters: adapters_of(&[], engine),
         });
     }
 }
 
+fn static_spec(told: &EngineConfig, engine: &Engine, rank: u32) -> WorkerSpec {
+    WorkerSpec {
+        engine_url: engine.url.clone(),
+        rank,
+        ranks: told.ranks,
+        host: String::new(),
+        role: told.parsed_role().unwrap_or(Role::Both),
+        engine_kind: "vllm".into(),
+        engine_block_size: BlockSize::DEFAULT.tokens(),
+        capacity_blocks: 0,
+        max_num_seqs: 0,
+        max_batched_tokens: 0,
+        adapters: Vec::new(),
+        bootstrap: None,
+    }
+}
+
+/// Adapters as registered and as the engine says now.
+fn adapters_of(registered: &[String], engine: &Engine) -> Vec<String> {
+    let mut all = registered.to_vec();
+    if let Some(served) = engine.served() {
+        all.extend(served.adapters.iter().cloned());
+    }
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
 /// Name of a claim, for operators.
-fn confidence_label(confidence: Confidence) -> &'static str {
+pub(crate) fn claim_label(confidence: Confidence) -> &'static str {
     use cairn_index::DegradedReason as R;
     match confidence {
         Confidence::Exact => "exact",

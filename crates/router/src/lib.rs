@@ -1,6 +1,6 @@
 //! Router: turns requests into block keys, chooses a worker and proxies the stream.
 //!
-//! A request walks through the rooms in this order, each asked once: [`walk`](crate) reads parse -> tokenize -> chain
+//! A request walks through the rooms in this order, each asked once: `walk` reads parse -> tokenize -> chain
 //! -> overlap -> choose -> reserve -> forward -> observe. Everything that decides lives in `cairn-routing` and
 //! `cairn-index`; this crate has the sockets, the clock and the tasks.
 
@@ -8,6 +8,8 @@
 
 mod body;
 mod config;
+mod decide;
+mod decisions;
 mod door;
 mod engines;
 mod error;
@@ -16,14 +18,20 @@ mod forward;
 mod headers;
 mod metrics;
 mod models;
+mod observe;
 mod operator;
+mod registry;
 mod relay;
 mod reply;
-mod retry;
+mod soft;
+mod split;
 mod sse;
 mod start;
 mod state;
+mod tenants;
+mod tokenize;
 mod upstream;
+mod view;
 mod walk;
 
 pub use config::{Config, ConfigError, EngineConfig, PoolConfig, TenantConfig};

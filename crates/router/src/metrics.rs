@@ -1,6 +1,5 @@
 //! The router's metrics: names, units, label values and bucket edges. All label sets are closed.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use cairn_telemetry::SharedRegistry;
@@ -47,6 +46,7 @@ pub(crate) struct Metrics {
     pub decisions: Family<PolicyLabel, Counter>,
     pub tokenize_degraded: Family<Reason, Counter>,
     pub in_flight: Gauge,
+    pub reservations: Gauge,
     pub router_seconds: Histogram,
     pub tokenize_seconds: Histogram,
     pub ttft_seconds: Histogram,
@@ -75,6 +75,7 @@ impl Metrics {
             decisions: Family::default(),
             tokenize_degraded: Family::default(),
             in_flight: Gauge::default(),
+            reservations: Gauge::default(),
             router_seconds: histogram(),
             tokenize_seconds: histogram(),
             ttft_seconds: histogram(),
@@ -126,6 +127,7 @@ impl Metrics {
                 "Prompts whose tokens weren't all known: budget, no_tokenizer, template, too_long, media",
                 m.tokenize_degraded,
             );
+            r.register("reservations", "Reservations that haven't ended", m.reservations);
             r.register("in_flight", "Requests between arrival and end", m.in_flight);
             r.register(
                 "overhead_seconds",
@@ -198,6 +200,3 @@ pub(crate) fn status_class(status: http::StatusCode) -> &'static str {
         _ => "other",
     }
 }
-
-/// Shared handle.
-pub(crate) type SharedMetrics = Arc<Metrics>;

@@ -1,36 +1,303 @@
-//! What operators ask of a router: metrics, status, explanations. Guarded by a token, or by loopback without one.
+//! What operators ask of a router: metrics, status, decisions, explanations. Guarded by a token, or by loopback alone.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use http::{Response, StatusCode};
+use cairn_index::WorkerId;
+use cairn_routing::{DecisionRecord, ZeroFacts, why_zero};
+use http::{HeaderMap, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
+use serde_json::{Value, json};
 
+use crate::body::{Endpoint, ScannedBody};
+use crate::decide::{Asked, refuse};
+use crate::decisions::explained;
+use crate::engines::Health;
 use crate::error::ApiError;
+use crate::fleet::{Fleet, claim_label};
 use crate::reply::{self, ReplyBody};
 use crate::state::Router;
+use crate::tenants::equal;
+use crate::walk::{self, Arrival};
+
+/// Carries the operators' token beside an engine's own `Authorization`.
+const OPERATOR_HEADER: &str = "x-cairn-operator";
+/// Asks for decision headers.
+const DEBUG_HEADER: &str = "x-cairn-debug";
+/// Which operation `/cairn/explain` is about, where the body's shape doesn't tell.
+const ENDPOINT_HEADER: &str = "x-cairn-endpoint";
+/// Decisions in one answer.
+const LIMIT_DEFAULT: usize = 20;
+const LIMIT_MAX: usize = 1_024;
+
+/// Whether a request is an operator's.
+fn is_operator(router: &Router, headers: &HeaderMap, peer: SocketAddr) -> bool {
+    let Some(token) = &router.operator_token else {
+        return peer.ip().is_loopback();
+    };
+    let bearer = headers
+        .get(header::AUTHORIZATION)
+        .and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+    let own = headers.get(OPERATOR_HEADER).map(|v| v.as_bytes());
+    [bearer, own].into_iter().flatten().any(|shown| equal(shown, token))
+}
+
+/// Whether an answer gets decision headers.
+pub(crate) fn wants_decision(router: &Router, headers: &HeaderMap, peer: SocketAddr) -> bool {
+    router.config.decision_headers
+        && headers.get(DEBUG_HEADER).is_some_and(|v| v == "1" || v == "true")
+        && is_operator(router, headers, peer)
+}
+
+fn not_allowed() -> Response<ReplyBody> {
+    reply::error(&ApiError::new(
+        StatusCode::UNAUTHORIZED,
+        "authentication_error",
+        "operators_only",
+        "this path is for operators: send the token of `operator_token_file` as `Authorization: Bearer`, or ask from \
+         the router's own host where none is configured",
+    ))
+}
 
 /// Answers `/cairn/...`.
 pub(crate) async fn answer(
     router: &Arc<Router>,
     parts: &http::request::Parts,
-    _body: Incoming,
-    _peer: SocketAddr,
+    body: Incoming,
+    peer: SocketAddr,
 ) -> Response<ReplyBody> {
-    let _ = router;
-    reply::error(&ApiError::new(
-        StatusCode::NOT_FOUND,
-        "invalid_request_error",
-        "unknown_path",
-        format!("no such path: {}", parts.uri.path()),
-    ))
+    if !is_operator(router, &parts.headers, peer) {
+        return not_allowed();
+    }
+    match (parts.uri.path(), &parts.method) {
+        ("/cairn/status", &Method::GET) => reply::json(StatusCode::OK, status(router).to_string()),
+        ("/cairn/decisions", &Method::GET) => decisions(router, parts.uri.query().unwrap_or_default()),
+        ("/cairn/explain", &Method::POST) => match explain(router, parts, body, peer).await {
+            Ok(value) => reply::json(StatusCode::OK, value.to_string()),
+            Err(error) => reply::error(&error),
+        },
+        (path, method) => reply::error(&ApiError::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            "unknown_path",
+            format!(
+                "no such operator path: {method} {path}; there are GET /cairn/status, GET /cairn/decisions and POST \
+                 /cairn/explain"
+            ),
+        )),
+    }
 }
 
 /// `GET /metrics`.
-pub(crate) fn metrics(router: &Router, _parts: &http::request::Parts, _peer: SocketAddr) -> Response<ReplyBody> {
+pub(crate) fn metrics(router: &Router, parts: &http::request::Parts, peer: SocketAddr) -> Response<ReplyBody> {
+    if !is_operator(router, &parts.headers, peer) {
+        return not_allowed();
+    }
+    refresh(router);
     reply::own(
         StatusCode::OK,
         "application/openmetrics-text; version=1.0.0; charset=utf-8",
         router.metrics.registry.encode(),
     )
+}
+
+/// Brings gauges up to date.
+pub(crate) fn refresh(router: &Router) {
+    router
+        .metrics
+        .view_age_ms
+        .set(i64::try_from(router.view.age_ms()).unwrap_or(i64::MAX));
+    router
+        .metrics
+        .reservations
+        .set(i64::try_from(router.routing.lock().reservations()).unwrap_or(i64::MAX));
+}
+
+fn decisions(router: &Router, query: &str) -> Response<ReplyBody> {
+    let (mut request_id, mut trace_id, mut limit) = (None, None, LIMIT_DEFAULT);
+    for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        match &*key {
+            "request_id" => request_id = Some(value.into_owned()),
+            "trace_id" => trace_id = Some(value.into_owned()),
+            "limit" => match value.parse::<usize>() {
+                Ok(n) if (1..=LIMIT_MAX).contains(&n) => limit = n,
+                Ok(_) | Err(_) => {
+                    let message = format!("limit must be 1 to {LIMIT_MAX}");
+                    return reply::error(&ApiError::invalid("invalid_value", message).at("limit"));
+                }
+            },
+            _ => {
+                let message = "unknown parameter; there are limit, request_id and trace_id";
+                return reply::error(&ApiError::invalid("unknown_parameter", message));
+            }
+        }
+    }
+    let fleet = router.fleet.load();
+    let found = router
+        .decisions
+        .find(&fleet, request_id.as_deref(), trace_id.as_deref(), limit);
+    reply::json(StatusCode::OK, json!({ "decisions": found }).to_string())
+}
+
+/// Decides a request without sending or reserving it.
+async fn explain(
+    router: &Arc<Router>,
+    parts: &http::request::Parts,
+    body: Incoming,
+    peer: SocketAddr,
+) -> Result<Value, ApiError> {
+    let held = router.bodies.read(body, router.body_limits).await?;
+    let scanned = ScannedBody::new(held.bytes.clone())?;
+    let endpoint = match parts.headers.get(ENDPOINT_HEADER).and_then(|v| v.to_str().ok()) {
+        Some("chat") => Some(Endpoint::Chat),
+        Some("completions") => Some(Endpoint::Completions),
+        Some(_) | None => None,
+    };
+    let arrival = Arrival {
+        at: std::time::Instant::now(),
+        endpoint,
+        headers: parts.headers.clone(),
+        peer,
+    };
+    let parsed = walk::parse(router, &arrival, &scanned)?;
+    let fleet = router.fleet.load_full();
+    let (pool, adapter) = walk::pool_of(&fleet, parsed.fields.model.as_deref())?;
+    let asked = walk::ask(router, &fleet, pool, adapter, &parsed, &arrival).await?;
+    let overlaps = asked.overlap(router);
+    let record = {
+        let facts = asked.facts(&[]);
+        let mut routing = router.routing.lock();
+        routing.explain(router.now(), &facts, &overlaps).map_err(refuse)?.1
+    };
+    let mut value = explained(&fleet, &record);
+    value["degraded"] = json!(asked.degraded.map(crate::tokenize::Degraded::as_str));
+    value["applied_index"] = json!(router.view.applied());
+    value["view_age_ms"] = json!(router.view.age_ms());
+    add_why_zero(router, &fleet, &asked, &record, &mut value);
+    Ok(value)
+}
+
+/// Says for each candidate without credit why that is.
+fn add_why_zero(router: &Router, fleet: &Fleet, asked: &Asked<'_>, record: &DecisionRecord, value: &mut Value) {
+    let Some(rows) = value["candidates"].as_array_mut() else {
+        return;
+    };
+    for (candidate, row) in record.candidates.iter().zip(rows) {
+        let inputs = &candidate.inputs;
+        if inputs.gpu_tokens + inputs.cpu_tokens + inputs.shared_tokens > 0 {
+            continue;
+        }
+        let Some((_, worker)) = fleet.worker(candidate.worker) else {
+            continue;
+        };
+        let (held_blocks, first_block) = held(router, candidate.worker, asked);
+        let facts = ZeroFacts {
+            prompt_tokens: asked.prompt_tokens,
+            block_tokens: asked.pool.block_size.tokens(),
+            keys: asked.keys.len(),
+            key_source: asked.key_source,
+            view: router.view.is(),
+            confidence: worker.confidence,
+            held_blocks,
+            first_block,
+            trust: inputs.trust,
+        };
+        let reasons: Vec<Value> = why_zero(&facts)
+            .into_iter()
+            .map(|why| json!({ "why": why, "advice": why.advice() }))
+            .collect();
+        row["why_zero"] = json!(reasons);
+    }
+}
+
+/// How many blocks a worker's caches hold, and whether the prompt's first one is among them.
+fn held(router: &Router, worker: WorkerId, asked: &Asked<'_>) -> (u64, bool) {
+    let state = router.view.state.read();
+    let Some(found) = state.registry().workers.get(&worker) else {
+        return (0, false);
+    };
+    let Some(source) = state.registry().sources.get(&found.source) else {
+        return (0, false);
+    };
+    let blocks = source
+        .holders
+        .iter()
+        .map(|holder| state.residency().holder_blocks(*holder))
+        .sum();
+    let mut depths = Vec::new();
+    state
+        .residency()
+        .match_prefix(&asked.keys[..asked.keys.len().min(1)], &mut depths);
+    let first = source
+        .holders
+        .iter()
+        .any(|holder| depths.get(holder.0 as usize).is_some_and(|depth| *depth > 0));
+    (blocks, first)
+}
+
+/// The router as it sees itself and its engines.
+pub(crate) fn status(router: &Router) -> Value {
+    let fleet = router.fleet.load();
+    let now = router.now();
+    let routing = router.routing.lock();
+    let workers: Vec<Value> = fleet
+        .workers()
+        .map(|(pool, worker)| {
+            let load = routing.load(now, worker.id);
+            let health = match worker.engine.health() {
+                Health::Healthy => "healthy",
+                Health::Unhealthy => "unhealthy",
+                Health::Unknown => "unknown",
+            };
+            json!({
+                "worker": worker.name(),
+                "id": worker.id.0,
+                "pool": pool.name,
+                "source": worker.source,
+                "role": format!("{:?}", worker.spec.role).to_lowercase(),
+                "health": health,
+                "draining": worker.draining,
+                "claim": claim_label(worker.confidence),
+                "incarnation": worker.incarnation,
+                "breaker": routing.breaker(now, worker.id).map(|state| format!("{state:?}").to_lowercase()),
+                "in_flight": load.in_flight(),
+                "own_requests": load.own.requests,
+                "other_requests": load.others.requests,
+                "unexplained": load.unexplained_running + load.unexplained_waiting,
+                "adapters": worker.adapters,
+            })
+        })
+        .collect();
+    let reservations = routing.reservations();
+    drop(routing);
+    let pools: Vec<Value> = fleet
+        .pools
+        .iter()
+        .map(|pool| {
+            let policy = crate::decide::policy_of(router, pool);
+            json!({
+                "pool": pool.name,
+                "models": pool.models,
+                "block_size": pool.block_size.tokens(),
+                "max_model_len": pool.max_model_len,
+                "policy": policy.map_or_else(|error| error, |policy| policy.name().to_string()),
+                "tokenizer": router.tokens_of(&pool.name).said(),
+            })
+        })
+        .collect();
+    json!({
+        "router": router.name,
+        "draining": router.draining.load(std::sync::atomic::Ordering::Acquire),
+        "in_flight": router.in_flight.count(),
+        "reservations": reservations,
+        "view": {
+            "state": format!("{:?}", router.view.is()).to_lowercase(),
+            "node": router.view.node(),
+            "applied_index": router.view.applied(),
+            "digest": format!("{:016x}", router.view.state.read().digest().0),
+            "age_ms": router.view.age_ms(),
+        },
+        "pools": pools,
+        "workers": workers,
+    })
 }

@@ -2,7 +2,6 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -42,8 +41,6 @@ impl Ending {
 
 /// Told how an answer goes; dropping it must release what the request holds.
 pub(crate) trait Observer: Send + Sync {
-    /// The first byte of the answer is here.
-    fn first_byte(&mut self, at: Instant);
     /// It is over; called exactly once.
     fn ended(&mut self, ending: Ending, usage: Option<Usage>);
 }

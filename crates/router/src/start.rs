@@ -3,29 +3,34 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
-use cairn_index::Registry;
+use cairn_routing::{RetryBudget, RouterName, Routing, RoutingConfig, ViewState};
 use cairn_telemetry::{OpsServer, OpsState, SharedRegistry, serve_ops};
+use dashmap::DashMap;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use crate::body::{BodyGate, BodyLimits};
 use crate::config::{Config, ConfigError};
+use crate::decisions::Decisions;
 use crate::door::{self, Closing};
-use crate::engines::{self, Engine, Engines};
+use crate::engines::Engines;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
-use crate::retry::RetryBudget;
 use crate::state::{InFlight, Router};
+use crate::tenants::Tenants;
 use crate::upstream::Upstream;
+use crate::view::{Follower, SoftSink, View};
+use crate::{operator, registry, soft};
 
+/// Shortest accepted operators' token: 16 random bytes can't be guessed online.
+const OPERATOR_TOKEN_BYTES_MIN: usize = 16;
 /// Connections get this long to close after the drain.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
-/// The fleet is rebuilt at most this often.
-const FLEET_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a router didn't start.
 #[derive(Debug, thiserror::Error)]
@@ -76,12 +81,13 @@ pub struct Running {
 /// [`StartError`] naming what to change.
 pub async fn start(config: Config) -> Result<Running, StartError> {
     config.validate()?;
-    let address: SocketAddr = config.listen.parse().map_err(|_| ConfigError {
-        field: "listen".into(),
-        problem: "is no address".into(),
-    })?;
+    let address: SocketAddr = config
+        .listen
+        .parse()
+        .map_err(|_| ConfigError::new("listen", "is no address".to_string()))?;
     config.security.check_bind(address)?;
     let credentials = config.security.load()?;
+    let tls = credentials.rustls_server_config(&[b"http/1.1"])?;
     let listener = TcpListener::bind(address).await.map_err(|source| StartError::Bind {
         address: config.listen.clone(),
         source,
@@ -90,34 +96,30 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
         address: config.listen.clone(),
         source,
     })?;
-    let upstream = Upstream::new(
-        Duration::from_millis(config.connect_timeout_ms),
-        rustls::RootCertStore::empty(),
-    )?;
-    let router = Arc::new(Router {
-        metrics: Metrics::new(),
-        upstream,
-        engines: Arc::new(Engines::default()),
-        fleet: ArcSwap::from_pointee(Fleet::default()),
-        fleet_changed: Arc::new(Notify::new()),
-        bodies: BodyGate::new(config.body_memory_bytes),
-        body_limits: BodyLimits {
-            bytes_max: config.max_body_bytes,
-            timeout: config.body_timeout(),
-        },
-        retries: RetryBudget::default(),
-        started: Instant::now(),
-        draining: AtomicBool::new(false),
-        in_flight: InFlight::default(),
-        config,
-    });
+    let fallback = registry::load(&config.data_dir).map_err(|problem| StartError::File {
+        field: "data_dir".into(),
+        problem,
+    })?;
+    let router = Arc::new(build(config)?);
     let ops = open_ops(&router).await?;
     let mut tasks = JoinSet::new();
-    rebuild(&router, &Registry::default(), &mut tasks);
     let closing = Closing::default();
-    let tls = credentials.rustls_server_config(&[b"http/1.1"])?;
     tasks.spawn(door::accept(Arc::clone(&router), listener, tls, closing.clone()));
-    tasks.spawn(keep_fleet(Arc::clone(&router)));
+    tasks.spawn(registry::keep(Arc::clone(&router), fallback));
+    if !router.config.index.is_empty() {
+        let follower = Follower {
+            view: Arc::clone(&router.view),
+            nodes: router.config.index.clone(),
+            credentials: credentials.clone(),
+            name: router.name.clone(),
+            cluster: router.config.cluster.clone(),
+            sink: Arc::clone(&router) as Arc<dyn SoftSink>,
+            metrics: router.metrics.clone(),
+        };
+        tasks.spawn(follower.run());
+        tasks.spawn(soft::publish(Arc::clone(&router), credentials));
+    }
+    tracing::info!(%addr, router = router.name, "the router is listening");
     Ok(Running {
         addr,
         ops_addr: ops.as_ref().map(|ops| ops.addr),
@@ -128,58 +130,129 @@ pub async fn start(config: Config) -> Result<Running, StartError> {
     })
 }
 
+/// Makes what requests share.
+fn build(config: Config) -> Result<Router, StartError> {
+    let name = if config.name.is_empty() {
+        format!("router-{}", uuid::Uuid::new_v4().simple())
+    } else {
+        config.name.clone()
+    };
+    let boot = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_millis());
+    let routing = Routing::new(RoutingConfig {
+        router: RouterName(name.clone()),
+        boot: u64::try_from(boot).unwrap_or(u64::MAX),
+        seed: rand::random(),
+        identity_seed: identity_seed(&config.cluster),
+        policies: Vec::new(),
+    });
+    let mut routing = routing.map_err(|error| ConfigError::new("policy", error.to_string()))?;
+    routing.set_view(ViewState::Absent);
+    let tenants = Tenants::load(&config.tenant).map_err(|error| StartError::File {
+        field: "tenant".into(),
+        problem: error.to_string(),
+    })?;
+    let operator_token = match config.operator_token_file.as_str() {
+        "" => None,
+        path => Some(read_token(path)?),
+    };
+    let fleet_changed = Arc::new(Notify::new());
+    Ok(Router {
+        name,
+        metrics: Metrics::new(),
+        upstream: Upstream::new(Duration::from_millis(config.connect_timeout_ms), roots(&config)?)?,
+        engines: Arc::new(Engines::default()),
+        fleet: ArcSwap::from_pointee(Fleet::default()),
+        view: Arc::new(View::new(Arc::clone(&fleet_changed))),
+        fleet_changed,
+        routing: Mutex::new(routing),
+        retries: Mutex::new(RetryBudget::default()),
+        reservations_changed: Notify::new(),
+        tokens: DashMap::new(),
+        tenants,
+        operator_token,
+        decisions: Decisions::default(),
+        bodies: BodyGate::new(config.body_memory_bytes),
+        body_limits: BodyLimits {
+            bytes_max: config.max_body_bytes,
+            timeout: config.body_timeout(),
+        },
+        started: Instant::now(),
+        draining: AtomicBool::new(false),
+        in_flight: InFlight::default(),
+        config,
+    })
+}
+
+/// Equal for all routers of a cluster, so that they agree where an identity belongs.
+fn identity_seed(cluster: &str) -> u64 {
+    cluster.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+fn read_token(path: &str) -> Result<Vec<u8>, StartError> {
+    let wrong = |problem: String| StartError::File {
+        field: "operator_token_file".into(),
+        problem,
+    };
+    let text = std::fs::read(path).map_err(|e| wrong(format!("can't read {path}: {e}")))?;
+    let token = text.trim_ascii();
+    if token.len() < OPERATOR_TOKEN_BYTES_MIN {
+        return Err(wrong(format!(
+            "{path} holds {} bytes; give at least {OPERATOR_TOKEN_BYTES_MIN}",
+            token.len()
+        )));
+    }
+    Ok(token.to_vec())
+}
+
+/// Authorities that `https` engines are checked against.
+fn roots(config: &Config) -> Result<rustls::RootCertStore, StartError> {
+    use rustls::pki_types::pem::PemObject;
+    let mut roots = rustls::RootCertStore::empty();
+    let Some(path) = &config.security.tls_ca_file else {
+        return Ok(roots);
+    };
+    let wrong = |problem: String| StartError::File {
+        field: "security.tls_ca_file".into(),
+        problem,
+    };
+    let pem = std::fs::read(path).map_err(|e| wrong(format!("can't read {}: {e}", path.display())))?;
+    for certificate in rustls::pki_types::CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|e| wrong(format!("{} is no PEM file: {e}", path.display())))?;
+        roots
+            .add(certificate)
+            .map_err(|e| wrong(format!("{}: {e}", path.display())))?;
+    }
+    Ok(roots)
+}
+
 async fn open_ops(router: &Arc<Router>) -> Result<Option<OpsServer>, StartError> {
     if router.config.ops_listen.is_empty() {
         return Ok(None);
     }
-    let address: SocketAddr = router.config.ops_listen.parse().map_err(|_| ConfigError {
-        field: "ops_listen".into(),
-        problem: "is no address".into(),
-    })?;
+    let address: SocketAddr = router
+        .config
+        .ops_listen
+        .parse()
+        .map_err(|_| ConfigError::new("ops_listen", "is no address".to_string()))?;
     router.config.security.check_bind(address)?;
     let registry: SharedRegistry = router.metrics.registry.clone();
     let for_ready = Arc::clone(router);
+    let (for_status, for_scrape) = (Arc::clone(router), Arc::clone(router));
     let state = OpsState {
         registry,
         ready: Box::new(move || door::ready(&for_ready)),
-        status: None,
-        before_scrape: None,
+        status: Some(Box::new(move || operator::status(&for_status).to_string())),
+        before_scrape: Some(Box::new(move || operator::refresh(&for_scrape))),
     };
     let ops = serve_ops(address, state).await.map_err(|source| StartError::Bind {
         address: router.config.ops_listen.clone(),
         source,
     })?;
     Ok(Some(ops))
-}
-
-/// Rebuilds the fleet and starts the checks of engines that are new in it.
-fn rebuild(router: &Arc<Router>, registry: &Registry, tasks: &mut JoinSet<()>) {
-    let mut made: Vec<Arc<Engine>> = Vec::new();
-    let fleet = Fleet::build(registry, &router.config, &router.engines, &mut made);
-    router
-        .engines
-        .retain(|url| fleet.workers().any(|(_, worker)| worker.engine.url == url));
-    router.fleet.store(Arc::new(fleet));
-    for engine in made {
-        tasks.spawn(engines::check_loop(
-            Arc::clone(&router.engines),
-            engine,
-            router.upstream.clone(),
-            Duration::from_millis(router.config.check_interval_ms),
-            Arc::clone(&router.fleet_changed),
-        ));
-    }
-}
-
-/// Rebuilds the fleet when something that it is made of changes.
-async fn keep_fleet(router: Arc<Router>) {
-    let mut checks = JoinSet::new();
-    loop {
-        router.fleet_changed.notified().await;
-        while checks.try_join_next().is_some() {}
-        rebuild(&router, &Registry::default(), &mut checks);
-        tokio::time::sleep(FLEET_PAUSE).await;
-    }
 }
 
 impl Running {

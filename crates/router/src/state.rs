@@ -5,20 +5,28 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use cairn_routing::{Micros, RetryBudget, Routing};
+use dashmap::DashMap;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::body::{BodyGate, BodyLimits};
 use crate::config::Config;
+use crate::decisions::Decisions;
 use crate::engines::Engines;
 use crate::fleet::Fleet;
 use crate::metrics::Metrics;
-use crate::retry::RetryBudget;
+use crate::tenants::Tenants;
+use crate::tokenize::PoolTokens;
 use crate::upstream::Upstream;
+use crate::view::View;
 
 /// A router.
 pub(crate) struct Router {
     /// As started with.
     pub config: Config,
+    /// Its name in the cluster.
+    pub name: String,
     /// Metrics.
     pub metrics: Metrics,
     /// The client to engines.
@@ -29,18 +37,47 @@ pub(crate) struct Router {
     pub fleet: ArcSwap<Fleet>,
     /// Wakes the task that rebuilds the fleet.
     pub fleet_changed: Arc<Notify>,
+    /// The copy of the index.
+    pub view: Arc<View>,
+    /// The core that decides.
+    pub routing: Mutex<Routing>,
+    /// Second attempts.
+    pub retries: Mutex<RetryBudget>,
+    /// Wakes the task that tells the other routers.
+    pub reservations_changed: Notify,
+    /// Tokenizers by pool.
+    pub tokens: DashMap<String, Arc<PoolTokens>>,
+    /// Who may ask, and under which salt.
+    pub tenants: Tenants,
+    /// What operators show to be answered; `None` where loopback suffices.
+    pub operator_token: Option<Vec<u8>>,
+    /// The last decisions.
+    pub decisions: Decisions,
     /// Memory of request bodies.
     pub bodies: BodyGate,
     /// Limits of one body.
     pub body_limits: BodyLimits,
-    /// Second attempts.
-    pub retries: RetryBudget,
-    /// When it started; the zero of its clock.
+    /// The zero of its clock.
     pub started: Instant,
     /// It takes no new requests.
     pub draining: AtomicBool,
     /// Requests between arrival and end.
     pub in_flight: InFlight,
+}
+
+impl Router {
+    /// The router's monotonic clock.
+    pub(crate) fn now(&self) -> Micros {
+        Micros(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+
+    /// The tokenizer of a pool, found or not.
+    pub(crate) fn tokens_of(&self, pool: &str) -> Arc<PoolTokens> {
+        if let Some(found) = self.tokens.get(pool) {
+            return Arc::clone(&found);
+        }
+        Arc::clone(&self.tokens.entry(pool.to_string()).or_default())
+    }
 }
 
 /// Counts requests, and wakes who waits for the last one.
@@ -63,6 +100,9 @@ impl InFlight {
     pub(crate) async fn idle(&self) {
         loop {
             let notified = self.idle.notified();
+            tokio::pin!(notified);
+            // Registers before the count is read, so that the last ending can't slip between.
+            notified.as_mut().enable();
             if self.count() == 0 {
                 return;
             }

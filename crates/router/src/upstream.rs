@@ -33,6 +33,13 @@ pub(crate) enum UpstreamFault {
 }
 
 impl UpstreamFault {
+    /// What happened, for logs.
+    pub(crate) fn reason(&self) -> &str {
+        match self {
+            Self::Connect(reason) | Self::Cut(reason) => reason,
+        }
+    }
+
     /// Label in metrics.
     pub(crate) fn label(&self) -> &'static str {
         match self {

@@ -1,6 +1,7 @@
 //! The members that a decision needs, read from their spans; everything else stays unread.
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::scan::Member;
 
@@ -58,29 +59,6 @@ pub(crate) enum PromptInput {
     Tokens(Vec<Vec<u32>>),
 }
 
-/// Members that only chat bodies have, as raw JSON.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ChatFields<'a> {
-    /// `messages`.
-    pub messages: &'a str,
-    /// `tools`, where given.
-    pub tools: Option<&'a str>,
-    /// `documents`, where given.
-    pub documents: Option<&'a str>,
-    /// `chat_template_kwargs`, where given.
-    pub template_kwargs: Option<&'a str>,
-    /// `chat_template`, where given.
-    pub chat_template: Option<&'a str>,
-    /// `tool_choice`, where given.
-    pub tool_choice: Option<&'a str>,
-    /// `reasoning_effort`, where given.
-    pub reasoning_effort: Option<&'a str>,
-    /// Whether the template opens the assistant's turn; on by default.
-    pub add_generation_prompt: Option<bool>,
-    /// Whether the last message is left open.
-    pub continue_final_message: bool,
-}
-
 /// What a decision needs of a body.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a> {
@@ -96,14 +74,12 @@ pub(crate) struct Fields<'a> {
     pub prompt_cache_key: Option<String>,
     /// `add_special_tokens`, where given.
     pub add_special_tokens: Option<bool>,
-    /// `truncate_prompt_tokens`, where given.
-    pub truncate_prompt_tokens: Option<i64>,
-    /// Chat members.
-    pub chat: Option<ChatFields<'a>>,
+    /// `truncate_prompt_tokens` or `truncation_side` is given.
+    pub truncates: bool,
+    /// The members that reach the chat template; `None` where this isn't a chat.
+    pub chat: Option<Value>,
     /// Raw `prompt`.
     pub prompt: Option<&'a str>,
-    /// Raw `input` of embeddings.
-    pub input: Option<&'a str>,
     /// Whether the client gave its own `kv_transfer_params`.
     pub has_kv_transfer_params: bool,
 }
@@ -124,24 +100,14 @@ impl<'a> Fields<'a> {
     /// Reads the members of a body for `endpoint`; of duplicates the last one counts, as in engines.
     pub(crate) fn read(body: &'a [u8], found: &[Member<'a>], endpoint: Endpoint) -> Result<Self, FieldsError> {
         let get = Getter { body, found };
-        let chat = if endpoint == Endpoint::Chat {
-            let messages = get.raw("messages").unwrap_or("");
-            if !messages.starts_with('[') {
-                return Err(get.wrong("messages", "a list of messages"));
+        let chat = match endpoint {
+            Endpoint::Chat => {
+                if !get.raw("messages").is_some_and(|raw| raw.starts_with('[')) {
+                    return Err(get.wrong("messages", "a list of messages"));
+                }
+                Some(get.object(&CHAT_MEMBERS))
             }
-            Some(ChatFields {
-                messages,
-                tools: get.raw("tools"),
-                documents: get.raw("documents"),
-                template_kwargs: get.raw("chat_template_kwargs"),
-                chat_template: get.raw("chat_template"),
-                tool_choice: get.raw("tool_choice"),
-                reasoning_effort: get.raw("reasoning_effort"),
-                add_generation_prompt: get.flag("add_generation_prompt")?,
-                continue_final_message: get.flag("continue_final_message")?.unwrap_or(false),
-            })
-        } else {
-            None
+            Endpoint::Completions | Endpoint::Embeddings => None,
         };
         let prompt = get.raw("prompt");
         if endpoint == Endpoint::Completions && prompt.is_none() {
@@ -158,14 +124,29 @@ impl<'a> Fields<'a> {
             cache_salt: get.text("cache_salt")?,
             prompt_cache_key: get.text("prompt_cache_key")?,
             add_special_tokens: get.flag("add_special_tokens")?,
-            truncate_prompt_tokens: get.number("truncate_prompt_tokens")?,
+            truncates: get.raw("truncate_prompt_tokens").is_some(),
             chat,
             prompt,
-            input: get.raw("input"),
             has_kv_transfer_params: get.raw("kv_transfer_params").is_some(),
         })
     }
 }
+
+/// Members that decide a chat's prompt.
+const CHAT_MEMBERS: [&str; 12] = [
+    "messages",
+    "tools",
+    "tool_choice",
+    "documents",
+    "reasoning_effort",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "truncate_prompt_tokens",
+    "truncation_side",
+];
 
 /// What `prompt` may be.
 const PROMPT_SHAPES: &str = "a string, a list of strings, a list of token ids or a list of such lists";
@@ -216,6 +197,19 @@ impl<'a> Getter<'a, '_> {
             expected,
             at: self.member(param).map_or(0, |m| m.value.start),
         }
+    }
+
+    /// The named members that are there, as one object.
+    fn object(&self, keys: &[&str]) -> Value {
+        let mut object = Map::new();
+        for &key in keys {
+            if let Some(raw) = self.raw(key)
+                && let Ok(value) = serde_json::from_str(raw)
+            {
+                object.insert(key.to_string(), value);
+            }
+        }
+        Value::Object(object)
     }
 
     fn typed<T: Deserialize<'a>>(&self, param: &'static str, expected: &'static str) -> Result<Option<T>, FieldsError> {

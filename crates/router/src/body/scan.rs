@@ -6,6 +6,8 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use bytes::Bytes;
+
 /// Deepest accepted nesting; `serde_json`, which reads single members afterwards, stops at the same depth.
 const DEPTH_MAX: usize = 127;
 /// Most top-level members of a body; OpenAI's and vLLM's schemas together have fewer than 120.
@@ -131,6 +133,64 @@ fn decode_key(raw: &[u8]) -> Result<Cow<'_, str>, ScanError> {
     }
     // The string was validated already, so this can't fail; an unreadable key matches no name.
     Ok(Cow::Owned(serde_json::from_slice::<String>(raw).unwrap_or_default()))
+}
+
+/// A body that was validated, with the places of its members.
+pub(crate) struct ScannedBody {
+    bytes: Bytes,
+    spans: Vec<Span>,
+}
+
+struct Span {
+    /// Only where the key has escapes.
+    decoded: Option<String>,
+    whole: Range<usize>,
+    key: Range<usize>,
+    value: Range<usize>,
+}
+
+impl ScannedBody {
+    /// Validates `bytes` as one JSON object.
+    pub(crate) fn new(bytes: Bytes) -> Result<Self, ScanError> {
+        let spans = members(&bytes)?
+            .into_iter()
+            .map(|member| {
+                let key = member.whole.start + 1..member.whole.start + 1 + member.key.len();
+                let decoded = match member.key {
+                    Cow::Borrowed(_) => None,
+                    Cow::Owned(text) => Some(text),
+                };
+                Span {
+                    decoded,
+                    whole: member.whole,
+                    key,
+                    value: member.value,
+                }
+            })
+            .collect();
+        Ok(Self { bytes, spans })
+    }
+
+    /// The bytes as they came.
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Its members.
+    pub(crate) fn members(&self) -> Vec<Member<'_>> {
+        self.spans
+            .iter()
+            .map(|span| Member {
+                key: match &span.decoded {
+                    Some(text) => Cow::Borrowed(text.as_str()),
+                    // Validated as UTF-8 with the whole body.
+                    None => String::from_utf8_lossy(&self.bytes[span.key.clone()]),
+                },
+                whole: span.whole.clone(),
+                value: span.value.clone(),
+            })
+            .collect()
+    }
 }
 
 /// Position in a text that is being validated.

@@ -1,0 +1,519 @@
+//! The tokens of a request: by the pool's tokenizer, within a budget, off the reactor where it takes long.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use cairn_tokens::{ChatRequest, LoadOptions, ModelTokens, Pipeline, PromptEnd};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+
+use crate::body::PromptInput;
+use crate::error::ApiError;
+
+/// Root that engines with the built-in tokenizer name.
+const EMBEDDED_ROOT: &str = "cairn:embedded";
+/// Text up to this length is encoded where the request runs: under 2 ms at the fast encoder's 30 MB/s, cold.
+const INLINE_BYTES_FAST: usize = 48 * 1024;
+/// The same for the reference encoder at 1 MB/s.
+const INLINE_BYTES_REFERENCE: usize = 2 * 1024;
+/// Encodes that run beside the reactor at once; further ones wait within their budget.
+const BLOCKING_MAX: usize = 4;
+/// Longest budget of one request, however long its text.
+const BUDGET_MAX: Duration = Duration::from_secs(2);
+/// Text kept of a prompt whose tokens aren't known, for routing by text.
+const TEXT_BYTES_MAX: usize = 64 * 1024;
+/// A tokenizer that couldn't be loaded is looked for again after this long.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// Why tokens aren't known, or not all of them; a label in metrics and decisions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Degraded {
+    /// The budget ran out.
+    Budget,
+    /// The pool has no tokenizer.
+    NoTokenizer,
+    /// The chat template or the tokenizer failed on it; the engine will say what is wrong.
+    Failed,
+    /// An image, audio or video without a stable identity follows.
+    Media,
+}
+
+impl Degraded {
+    /// Words for people and for closed label sets.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Budget => "budget",
+            Self::NoTokenizer => "no_tokenizer",
+            Self::Failed => "template",
+            Self::Media => "media",
+        }
+    }
+}
+
+/// What is known of a request's prompts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tokens {
+    /// Ids of each prompt, or of its start.
+    pub prompts: Vec<Vec<u32>>,
+    /// Why they aren't whole.
+    pub degraded: Option<Degraded>,
+    /// The text from its start, where there are no tokens.
+    pub text: String,
+    /// Estimated length in tokens of what isn't tokenised.
+    pub estimated_rest: u32,
+}
+
+impl Tokens {
+    /// Length of all prompts in tokens, estimated where they aren't known.
+    pub(crate) fn total(&self) -> u32 {
+        let known: usize = self.prompts.iter().map(Vec::len).sum();
+        u32::try_from(known)
+            .unwrap_or(u32::MAX)
+            .saturating_add(self.estimated_rest)
+    }
+}
+
+/// Bytes of English text and code per token, for estimates.
+const BYTES_PER_TOKEN: usize = 4;
+
+/// What is to be encoded.
+#[derive(Clone, Debug)]
+pub(crate) enum Job {
+    /// Texts of `/v1/completions`.
+    Texts {
+        /// Them.
+        texts: Vec<String>,
+        /// Whether the tokenizer adds its special tokens.
+        add_special: bool,
+    },
+    /// The members of a chat that decide its prompt.
+    Chat(Value),
+}
+
+impl Job {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Texts { texts, .. } => texts.iter().map(String::len).sum(),
+            Self::Chat(value) => text_bytes(value),
+        }
+    }
+
+    /// The text from its start, up to a bound; equal for equal conversations whatever the order of JSON keys.
+    pub(crate) fn text(&self) -> String {
+        let mut out = String::new();
+        match self {
+            Self::Texts { texts, .. } => {
+                for text in texts {
+                    push_text(&mut out, text);
+                }
+            }
+            Self::Chat(value) => {
+                for message in value["messages"].as_array().into_iter().flatten() {
+                    push_text(&mut out, message["role"].as_str().unwrap_or_default());
+                    push_text(&mut out, "\n");
+                    match &message["content"] {
+                        Value::String(text) => push_text(&mut out, text),
+                        Value::Array(parts) => {
+                            for part in parts {
+                                push_text(&mut out, part["text"].as_str().unwrap_or_default());
+                            }
+                        }
+                        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {}
+                    }
+                    push_text(&mut out, "\n");
+                }
+            }
+        }
+        out
+    }
+
+    /// Whether some text of it alone is longer than any prompt of `tokens_max` tokens.
+    fn surely_longer_than(&self, tokens: &ModelTokens, tokens_max: usize) -> bool {
+        match self {
+            Self::Texts { texts, .. } => texts.iter().any(|text| tokens.surely_longer_than(text, tokens_max)),
+            Self::Chat(value) => {
+                let longer = |value: &Value| value.as_str().is_some_and(|t| tokens.surely_longer_than(t, tokens_max));
+                value["messages"].as_array().into_iter().flatten().any(|message| {
+                    longer(&message["content"])
+                        || message["content"]
+                            .as_array()
+                            .into_iter()
+                            .flatten()
+                            .any(|part| longer(&part["text"]))
+                })
+            }
+        }
+    }
+}
+
+fn push_text(out: &mut String, text: &str) {
+    let room = TEXT_BYTES_MAX.saturating_sub(out.len());
+    out.push_str(&text[..text.floor_char_boundary(room.min(text.len()))]);
+}
+
+/// Bytes of all strings in a value.
+fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(text_bytes).sum(),
+        Value::Object(map) => map.values().map(text_bytes).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+/// A pool's tokenizer, once it is found.
+pub(crate) struct PoolTokens {
+    loaded: ArcSwapOption<ModelTokens>,
+    loading: Mutex<()>,
+    said: Mutex<Said>,
+    /// Measured encoding time in ns per KiB, a running mean.
+    ns_per_kib: AtomicU64,
+    blocking: Arc<Semaphore>,
+}
+
+/// Where a tokenizer is looked for: a configured folder, the engines' root, the models' names.
+pub(crate) type Sources = (String, Option<String>, Vec<String>);
+
+/// What is said about a tokenizer to operators, and where and when it was last looked for.
+#[derive(Default)]
+struct Said {
+    text: String,
+    sources: Sources,
+    at: Option<Instant>,
+}
+
+/// Budget of an encode.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// For any text.
+    pub base: Duration,
+    /// Further, for each KiB, at least.
+    pub per_kib: Duration,
+}
+
+impl Default for PoolTokens {
+    fn default() -> Self {
+        Self {
+            loaded: ArcSwapOption::empty(),
+            loading: Mutex::new(()),
+            said: Mutex::new(Said::default()),
+            ns_per_kib: AtomicU64::new(0),
+            blocking: Arc::new(Semaphore::new(BLOCKING_MAX)),
+        }
+    }
+}
+
+impl PoolTokens {
+    /// What is said about it to operators.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().text.clone()
+    }
+
+    /// Whether it should be looked for (again) at `sources`; true once per period or change.
+    pub(crate) fn is_due(&self, sources: &Sources) -> bool {
+        if self.loaded.load().is_some() {
+            return false;
+        }
+        let mut said = self.said.lock();
+        let due = said.sources != *sources || said.at.is_none_or(|at| at.elapsed() > RETRY_AFTER);
+        if due {
+            said.at = Some(Instant::now());
+            said.sources.clone_from(sources);
+        }
+        due
+    }
+
+    /// Looks for the tokenizer of a model and loads it; blocks on files.
+    pub(crate) fn load(&self, configured: &str, root: Option<&str>, models: &[String]) {
+        let _one_at_a_time = self.loading.lock();
+        if self.loaded.load().is_some() {
+            return;
+        }
+        let (source, loaded) = find(configured, root, models);
+        let text = match loaded {
+            Ok(tokens) => {
+                let said = match tokens.pipeline() {
+                    Pipeline::Fast => format!("{source}, fast"),
+                    Pipeline::Reference { why } => format!("{source}, reference encoder: {why}"),
+                };
+                // The first encode pays for tables that later ones find ready.
+                let _ = tokens.encode_prompt(&"warm up the tables of the encoder. ".repeat(256), true);
+                self.loaded.store(Some(Arc::new(tokens)));
+                tracing::info!(tokenizer = said, "a tokenizer was loaded");
+                said
+            }
+            Err(why) => {
+                tracing::warn!(why, "no tokenizer: requests are routed by their text");
+                why
+            }
+        };
+        self.said.lock().text = text;
+    }
+
+    /// The tokenizer, where it is loaded.
+    pub(crate) fn get(&self) -> Option<Arc<ModelTokens>> {
+        self.loaded.load_full()
+    }
+
+    fn budget(&self, bytes: usize, budget: Budget) -> Duration {
+        let measured = Duration::from_nanos(self.ns_per_kib.load(Ordering::Relaxed) * 2);
+        let kib = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
+        (budget.base + budget.per_kib.max(measured).saturating_mul(kib)).min(BUDGET_MAX)
+    }
+
+    fn measured(&self, bytes: usize, took: Duration) {
+        if bytes >= 4096 {
+            let now = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX) / (bytes as u64 / 1024).max(1);
+            let mean = self.ns_per_kib.load(Ordering::Relaxed);
+            // A lost update of a running mean does no harm.
+            self.ns_per_kib
+                .store(if mean == 0 { now } else { (mean * 7 + now) / 8 }, Ordering::Relaxed);
+        }
+    }
+
+    /// Encodes `job` within `budget`. Refuses a prompt that is surely longer than `tokens_max`.
+    pub(crate) async fn encode(&self, job: Job, budget: Budget, tokens_max: Option<u32>) -> Result<Tokens, ApiError> {
+        let Some(tokens) = self.get() else {
+            return Ok(unknown(&job, Degraded::NoTokenizer));
+        };
+        let bytes = job.bytes();
+        if let Some(max) = tokens_max
+            && bytes > tokens.chars_max(max as usize)
+            && job.surely_longer_than(&tokens, max as usize)
+        {
+            let least = bytes / (tokens.chars_max(1)).max(1);
+            return Err(too_long(max, &format!("at least {least}")));
+        }
+        let started = Instant::now();
+        let allowed = self.budget(bytes, budget);
+        let inline = match tokens.pipeline() {
+            Pipeline::Fast => INLINE_BYTES_FAST,
+            Pipeline::Reference { .. } => INLINE_BYTES_REFERENCE,
+        };
+        let done = if bytes <= inline {
+            run(&tokens, &job, started + allowed)
+        } else {
+            match self.run_beside(tokens, job.clone(), started, allowed).await {
+                Some(done) => done,
+                None => Ok(unknown(&job, Degraded::Budget)),
+            }
+        };
+        match done {
+            Ok(found) => {
+                if found.degraded.is_none() {
+                    self.measured(bytes, started.elapsed());
+                }
+                Ok(found)
+            }
+            Err(reason) => {
+                tracing::debug!(reason, "a prompt couldn't be tokenised");
+                Ok(unknown(&job, Degraded::Failed))
+            }
+        }
+    }
+
+    /// On a thread beside the reactor; `None` where it takes longer than allowed (it goes on and fills the caches).
+    async fn run_beside(
+        &self,
+        tokens: Arc<ModelTokens>,
+        job: Job,
+        started: Instant,
+        allowed: Duration,
+    ) -> Option<Result<Tokens, String>> {
+        let work = async {
+            let permit = Arc::clone(&self.blocking).acquire_owned().await.ok()?;
+            tokio::task::spawn_blocking(move || {
+                let done = run(&tokens, &job, started + allowed);
+                drop(permit);
+                done
+            })
+            .await
+            .ok()
+        };
+        // The encode watches the deadline itself between pieces; this bounds a piece that takes long.
+        tokio::time::timeout(allowed + Duration::from_millis(10), work)
+            .await
+            .ok()
+            .flatten()
+    }
+}
+
+/// A prompt longer than its model allows.
+pub(crate) fn too_long(max: u32, has: &str) -> ApiError {
+    ApiError::invalid(
+        "context_length_exceeded",
+        format!(
+            "this model's maximum context length is {max} tokens, but the prompt has {has} tokens; shorten the prompt"
+        ),
+    )
+}
+
+fn unknown(job: &Job, why: Degraded) -> Tokens {
+    let estimated = job.bytes() / BYTES_PER_TOKEN;
+    Tokens {
+        prompts: Vec::new(),
+        degraded: Some(why),
+        text: job.text(),
+        estimated_rest: u32::try_from(estimated).unwrap_or(u32::MAX),
+    }
+}
+
+/// Token ids that came with the request.
+pub(crate) fn given(input: PromptInput) -> Option<Tokens> {
+    match input {
+        PromptInput::Tokens(prompts) => Some(Tokens {
+            prompts,
+            ..Tokens::default()
+        }),
+        PromptInput::Texts(_) => None,
+    }
+}
+
+fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, String> {
+    let mut done = 0;
+    let mut go_on = |bytes: usize| {
+        done = bytes;
+        Instant::now() < deadline
+    };
+    let mut found = Tokens::default();
+    let mut end = PromptEnd::Whole;
+    match job {
+        Job::Texts { texts, add_special } => {
+            for text in texts {
+                let prompt = tokens
+                    .encode_prompt_within(text, *add_special, &mut go_on)
+                    .map_err(|e| e.to_string())?;
+                found.prompts.push(prompt.ids);
+                if prompt.end != PromptEnd::Whole {
+                    end = prompt.end;
+                    break;
+                }
+            }
+        }
+        Job::Chat(value) => {
+            let request = ChatRequest::from_body(value).map_err(|e| e.to_string())?;
+            let prompt = tokens
+                .encode_chat_within(&request, &mut go_on)
+                .map_err(|e| e.to_string())?;
+            found.prompts.push(prompt.ids);
+            end = prompt.end;
+        }
+    }
+    found.degraded = match end {
+        PromptEnd::Whole => None,
+        PromptEnd::Media => Some(Degraded::Media),
+        PromptEnd::Budget => Some(Degraded::Budget),
+    };
+    if found.degraded.is_some() {
+        found.estimated_rest = u32::try_from(job.bytes().saturating_sub(done) / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+    }
+    Ok(found)
+}
+
+/// Where a tokenizer comes from, and the tokenizer; or why there is none and what to do.
+fn find(configured: &str, root: Option<&str>, models: &[String]) -> (String, Result<ModelTokens, String>) {
+    let load = |dir: &Path| ModelTokens::load(dir, LoadOptions::default()).map_err(|e| e.to_string());
+    if configured == EMBEDDED_ROOT || (configured.is_empty() && root == Some(EMBEDDED_ROOT)) {
+        return ("built in".into(), ModelTokens::embedded().map_err(|e| e.to_string()));
+    }
+    if !configured.is_empty() {
+        return (format!("configured folder {configured}"), load(Path::new(configured)));
+    }
+    if let Some(dir) = root.map(Path::new).filter(|dir| dir.join("tokenizer.json").is_file()) {
+        return (format!("the engine's folder {}", dir.display()), load(dir));
+    }
+    for name in root.into_iter().chain(models.iter().map(String::as_str)) {
+        if let Some(dir) = cached_snapshot(name) {
+            return (format!("local model cache {}", dir.display()), load(&dir));
+        }
+    }
+    let why = "no tokenizer was found for this pool; name its folder as `tokenizer` under [[pool]]".to_string();
+    (String::new(), Err(why))
+}
+
+/// The snapshot of `org/name` in Hugging Face's local cache.
+fn cached_snapshot(name: &str) -> Option<PathBuf> {
+    if name.split('/').count() > 2 || name.contains("..") || name.starts_with('/') {
+        return None;
+    }
+    let hub = std::env::var_os("HF_HUB_CACHE")
+        .map(PathBuf::from)
+        .or_else(|| std::env::var_os("HF_HOME").map(|home| PathBuf::from(home).join("hub")))
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/huggingface/hub")))?;
+    let repository = hub.join(format!("models--{}", name.replace('/', "--")));
+    let revision = std::fs::read_to_string(repository.join("refs/main")).ok()?;
+    let dir = repository.join("snapshots").join(revision.trim());
+    dir.join("tokenizer.json").is_file().then_some(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(json: &str) -> Job {
+        Job::Chat(serde_json::from_str(json).unwrap())
+    }
+
+    #[test]
+    fn the_text_of_a_chat_hangs_on_its_content_alone() {
+        let a = chat(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
+        let b = chat(r#"{"messages":[{"content":[{"type":"text","text":"hi"}],"role":"user"}]}"#);
+        assert_eq!(a.text(), b.text());
+    }
+
+    #[test]
+    fn text_is_cut_at_whole_characters() {
+        for ch in ["\u{d7}", "\u{1f642}", "\u{6f22}"] {
+            let texts = vec!["x".repeat(TEXT_BYTES_MAX - 1), ch.repeat(3)];
+            let text = Job::Texts {
+                texts,
+                add_special: true,
+            }
+            .text();
+            assert!(text.len() <= TEXT_BYTES_MAX && text.len() > TEXT_BYTES_MAX - 4);
+        }
+    }
+
+    #[tokio::test]
+    async fn prompts_are_encoded_inline_or_beside_the_reactor_alike() {
+        let slot = PoolTokens::default();
+        slot.load(EMBEDDED_ROOT, None, &[]);
+        let budget = Budget {
+            base: Duration::from_secs(1),
+            per_kib: Duration::from_millis(1),
+        };
+        let text = "a prefix that many requests share, and words. ".repeat(2_000);
+        let tokens = slot.get().unwrap();
+        let want = tokens.encode_prompt(&text, true).unwrap();
+        let job = Job::Texts {
+            texts: vec![text],
+            add_special: true,
+        };
+        let got = slot.encode(job, budget, None).await.unwrap();
+        assert_eq!(got.prompts, [want]);
+        assert_eq!(got.degraded, None);
+    }
+
+    #[tokio::test]
+    async fn a_prompt_far_too_long_is_refused_by_its_length_alone() {
+        let slot = PoolTokens::default();
+        slot.load(EMBEDDED_ROOT, None, &[]);
+        let budget = Budget {
+            base: Duration::from_millis(50),
+            per_kib: Duration::from_micros(400),
+        };
+        let started = Instant::now();
+        let job = chat(&format!(
+            r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#,
+            "x".repeat(16 << 20)
+        ));
+        let error = slot.encode(job, budget, Some(4096)).await.unwrap_err();
+        assert_eq!(error.code, "context_length_exceeded");
+        assert!(error.message.contains("4096") && error.message.contains("at least"));
+        assert!(started.elapsed() < Duration::from_secs(1));
+    }
+}
