@@ -22,7 +22,7 @@ use groups::Groups;
 use node::{ALL_TIERS, Arena, DIRTY, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS};
 use quarantine::Quarantine;
 
-/// Nodes kept a while after nobody holds them, where the source has outer tiers: their events may come later than the
+/// Nodes that nobody holds, up to which some are kept a while where the source has outer tiers: their events may come later than the
 /// GPU's removal and without tokens.
 const MAX_GHOSTS: usize = 8 << 10;
 /// The list of changes is swept when it is this much longer than after the last sweep.
@@ -68,6 +68,8 @@ pub(crate) struct Mirror {
     ghosts: VecDeque<Slot>,
     /// Blocks with copies, by tier.
     held: [u64; TIERS],
+    /// Blocks with copies in any tier.
+    held_anywhere: usize,
     suspects: [u64; TIERS],
     /// Suspects by their key, from the last time that everything became suspect.
     suspect_keys: FixedMap<u64, Slot>,
@@ -79,6 +81,8 @@ pub(crate) struct Mirror {
     pub(crate) clear_first: [bool; TIERS],
     /// Some block isn't exactly one canonical block.
     mixed: bool,
+    /// Where that is so: how many nodes tell a key, by tier. Engine blocks that differ late share their first keys.
+    tellers: FixedMap<u64, [u32; TIERS]>,
     /// Blocks were left out for want of room.
     pub(crate) full: bool,
     pub(crate) stats: MirrorStats,
@@ -99,12 +103,14 @@ impl Mirror {
             swept: 0,
             ghosts: VecDeque::new(),
             held: [0; TIERS],
+            held_anywhere: 0,
             suspects: [0; TIERS],
             suspect_keys: FixedMap::default(),
             gpu_stores: 0,
             told: [HolderDigest::default(); TIERS],
             clear_first: [false; TIERS],
             mixed: false,
+            tellers: FixedMap::default(),
             full: false,
             stats: MirrorStats::default(),
             last_end: (node::NONE, node::NONE),
@@ -149,8 +155,10 @@ impl Mirror {
         self.swept = 0;
         self.ghosts = VecDeque::new();
         self.held = [0; TIERS];
+        self.held_anywhere = 0;
         self.suspects = [0; TIERS];
         self.suspect_keys = FixedMap::default();
+        self.tellers = FixedMap::default();
         self.told = [HolderDigest::default(); TIERS];
         self.last_end = (node::NONE, node::NONE);
     }
@@ -167,6 +175,7 @@ impl Mirror {
             self.told[tier] = HolderDigest::default();
             self.clear_first[tier] = clear;
         }
+        self.tellers.clear();
         for slot in slots {
             for tier in 0..self.config.tiers.len() {
                 if self.arena.get(slot).copies[tier] > 0 {
@@ -202,7 +211,10 @@ impl Mirror {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.arena.memory_bytes() + self.dirty.capacity() * 4 + self.ghosts.capacity() * 4
+        self.arena.memory_bytes()
+            + self.dirty.capacity() * 4
+            + self.ghosts.capacity() * 4
+            + self.tellers.capacity() * 8 / 7 * (8 + 4 * TIERS + 1)
     }
 
     fn tier_of(&self, medium: Medium) -> Option<usize> {
@@ -220,15 +232,18 @@ impl Mirror {
 
     /// Sets how many copies a node has in a tier, and notes what that changes.
     fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
-        let before = self.arena.get(slot).copies[tier];
+        let before = self.arena.get(slot).copies;
         self.arena.set_copies(slot, tier, copies);
-        if (before > 0) == (copies > 0) {
+        if (before[tier] > 0) == (copies > 0) {
             return;
         }
+        let nowhere = [0; TIERS];
         if copies > 0 {
             self.held[tier] += 1;
+            self.held_anywhere += usize::from(before == nowhere);
         } else {
             self.held[tier] -= 1;
+            self.held_anywhere -= usize::from(self.arena.get(slot).copies == nowhere);
             self.unsuspect(slot, tier);
         }
         self.touch(slot, tier);
@@ -271,6 +286,21 @@ impl Mirror {
         }
         node.set(DIRTY << tier, true);
         self.dirty.push_back(slot | (tier as u32) << 30);
+    }
+
+    /// From here on blocks don't map one to one: keys that were told are counted.
+    fn become_mixed(&mut self) {
+        if self.mixed {
+            return;
+        }
+        self.mixed = true;
+        let slots: Vec<Slot> = self.arena.slots().collect();
+        for slot in slots {
+            let node = *self.arena.get(slot);
+            for tier in (0..TIERS).filter(|t| node.has(SENT << t)) {
+                self.tellers.entry(node.key.0).or_default()[tier] += 1;
+            }
+        }
     }
 
     /// How many canonical blocks end inside this node.
@@ -333,11 +363,12 @@ impl Mirror {
         }
     }
 
-    /// Puts an idle node into the queue of ghosts, and frees the oldest beyond the bound.
+    /// Puts an idle node into the queue of ghosts, and frees the oldest beyond the bound on nodes that nobody holds.
     fn keep_ghost(&mut self, slot: Slot) {
         self.arena.get_mut(slot).set(GHOST, true);
         self.ghosts.push_back(slot);
-        while self.ghosts.len() > MAX_GHOSTS {
+        // Their ancestors count too: a short queue can keep many long chains.
+        while self.arena.len() - self.held_anywhere > MAX_GHOSTS {
             let Some(oldest) = self.ghosts.pop_front() else { return };
             self.free_ghost(oldest);
         }

@@ -49,8 +49,10 @@ impl Mirror {
                     }
                 }
                 Next::Remove => {
-                    changes.push(self.remove_run(slot, tier, holder));
-                    keys_left = keys_left.saturating_sub(1);
+                    if let Some(change) = self.remove_run(slot, tier, holder) {
+                        changes.push(change);
+                        keys_left = keys_left.saturating_sub(1);
+                    }
                 }
                 Next::Store => {
                     let full_batch = keys_left == max_keys;
@@ -99,30 +101,34 @@ impl Mirror {
         at
     }
 
-    /// Removes `slot`, and its neighbours in the list that go too, upwards or downwards.
-    fn remove_run(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Change {
+    /// Removes `slot`, and its neighbours in the list that go too, upwards or downwards. `None` where other nodes still
+    /// have all its keys.
+    fn remove_run(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Option<Change> {
         let (mut top, mut deepest) = (slot, slot);
-        let mut count = self.owned(slot);
-        let (key, depth) = (self.arena.get(slot).key, self.depth(slot));
-        let (mut key, mut depth) = (key, depth);
+        let (mut key, mut depth) = (self.arena.get(slot).key, self.depth(slot));
         let mut gone = vec![slot];
-        self.untell(slot, tier);
-        while let Some((next, next_tier)) = self.dirty.front().map(|e| split(*e)) {
+        let mut count = self.untell(slot, tier);
+        let mut open_above = count == self.owned(slot);
+        while count > 0
+            && let Some((next, next_tier)) = self.dirty.front().map(|e| split(*e))
+        {
             if next_tier != tier || !matches!(self.next(next, tier), Next::Remove) {
                 break;
             }
-            if self.key_parent(top) == next {
+            if open_above && self.key_parent(top) == next {
                 top = next;
-            } else if self.key_parent(next) == deepest {
+                let above = self.untell(next, tier);
+                count += above;
+                open_above = above == self.owned(next);
+            } else if self.key_parent(next) == deepest && self.is_sole_teller(next, tier) {
                 deepest = next;
                 (key, depth) = (self.arena.get(next).key, self.depth(next));
+                count += self.untell(next, tier);
             } else {
                 break;
             }
             self.dirty.pop_front();
             self.arena.get_mut(next).set(DIRTY << tier, false);
-            self.untell(next, tier);
-            count += self.owned(next);
             gone.push(next);
         }
         for slot in gone {
@@ -131,7 +137,7 @@ impl Mirror {
                 self.release(slot);
             }
         }
-        Change {
+        (count > 0).then_some(Change {
             op: Op::Remove {
                 holder,
                 key,
@@ -139,17 +145,57 @@ impl Mirror {
                 count,
             },
             tail: None,
-        }
+        })
     }
 
-    fn untell(&mut self, slot: Slot, tier: usize) {
+    /// Takes a node out of what is told; returns how many of its keys, the deepest ones, are told by no other node.
+    fn untell(&mut self, slot: Slot, tier: usize) -> u32 {
         self.arena.get_mut(slot).set(SENT << tier, false);
-        if self.mixed {
-            let mut keys = Vec::new();
-            self.push_keys(slot, &mut keys);
-            self.told[tier].remove_all(&keys);
-        } else {
+        if !self.mixed {
             self.told[tier].remove(self.arena.get(slot).key);
+            return 1;
+        }
+        let mut keys = Vec::new();
+        self.push_keys(slot, &mut keys);
+        let mut gone = 0;
+        for key in keys {
+            let Some(tellers) = self.tellers.get_mut(&key.0) else {
+                continue;
+            };
+            tellers[tier] -= 1;
+            if tellers[tier] == 0 {
+                if *tellers == [0; TIERS] {
+                    self.tellers.remove(&key.0);
+                }
+                self.told[tier].remove(key);
+                gone += 1;
+            }
+        }
+        gone
+    }
+
+    /// Whether no other node tells any key of this one.
+    fn is_sole_teller(&self, slot: Slot, tier: usize) -> bool {
+        if !self.mixed {
+            return true;
+        }
+        let mut keys = Vec::new();
+        self.push_keys(slot, &mut keys);
+        keys.iter()
+            .all(|k| self.tellers.get(&k.0).is_some_and(|t| t[tier] == 1))
+    }
+
+    /// Counts keys in that are told in a tier.
+    pub(super) fn count_told(&mut self, keys: &[BlockKey], tier: usize) {
+        if !self.mixed {
+            return self.told[tier].add_all(keys);
+        }
+        for key in keys {
+            let tellers = self.tellers.entry(key.0).or_default();
+            tellers[tier] += 1;
+            if tellers[tier] == 1 {
+                self.told[tier].add(*key);
+            }
         }
     }
 
@@ -240,7 +286,7 @@ impl Mirror {
         if self.mixed {
             let mut keys = Vec::new();
             self.push_keys(slot, &mut keys);
-            self.told[tier].add_all(&keys);
+            self.count_told(&keys, tier);
         } else {
             self.told[tier].add(self.arena.get(slot).key);
         }

@@ -1,7 +1,7 @@
 //! What a checkpoint leaves out because it follows from the rest.
 
 use super::groups::Groups;
-use super::node::{SENT, SUSPECT, Slot};
+use super::node::{SENT, SUSPECT, Slot, TIERS};
 use super::{ALL_TIERS, Mirror};
 
 impl Mirror {
@@ -35,13 +35,14 @@ impl Mirror {
         let tiers = self.config.tiers.len();
         for slot in &slots {
             let flags = self.arena.get(*slot).flags;
+            self.held_anywhere += usize::from(self.arena.get(*slot).copies != [0; TIERS]);
             let mut keys = Vec::new();
             self.push_keys(*slot, &mut keys);
             for tier in 0..tiers {
                 self.held[tier] += u64::from(self.arena.get(*slot).copies[tier] > 0);
                 self.suspects[tier] += u64::from(flags & SUSPECT << tier != 0);
                 if flags & SENT << tier != 0 {
-                    self.told[tier].add_all(&keys);
+                    self.count_told(&keys, tier);
                 }
                 if self.is_effective(*slot, tier) != (flags & SENT << tier != 0) {
                     self.mark(*slot, tier);

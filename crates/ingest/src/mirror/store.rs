@@ -42,6 +42,10 @@ impl Mirror {
             }
             return self.refuse(RefusalReason::Shape);
         }
+        if tier == 0 {
+            // Whatever becomes of them here: the engine took that many blocks of its pool.
+            self.gpu_stores += stored.hashes.len() as u64;
+        }
         // Events of outer tiers lack the salt: the GPU's event knows the place better.
         if tier > 0 && !stored.has_extra_keys && stored.cache_salt.is_none() {
             return self.store_outer(stored, tier);
@@ -95,7 +99,6 @@ impl Mirror {
         let mut place = Place::default();
         let mut above = parent;
         if tier == 0 {
-            self.gpu_stores += stored.hashes.len() as u64;
             self.confirm_above(parent);
         }
         for (i, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
@@ -165,15 +168,15 @@ impl Mirror {
         let slot = self.arena.insert(Node::new(hash, key, parent, place.end, twin));
         if place.keys.len() != 1 || place.end % size != 0 {
             self.mixed_from(slot, place);
-        } else if self.mixed || place.end - self.arena.get(parent).end != size {
-            self.mixed = true;
+        } else if place.end - self.arena.get(parent).end != size {
+            self.become_mixed();
         }
         Some(slot)
     }
 
     /// Keeps what a node of several keys, or with an end inside a block, needs.
     fn mixed_from(&mut self, slot: Slot, place: &mut Place) {
-        self.mixed = true;
+        self.become_mixed();
         place.keys.pop();
         let side = Side {
             keys: std::mem::take(&mut place.keys),
