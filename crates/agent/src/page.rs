@@ -79,7 +79,8 @@ impl Page {
             reader.push(chunk, &mut |sample| page.take(&sample))
         })
         .await?;
-        page.malformed = reader.finish(&mut |sample| page.take(&sample));
+        let skipped = reader.finish(&mut |sample| page.take(&sample));
+        page.malformed += skipped;
         Ok(page)
     }
 
@@ -167,7 +168,8 @@ mod tests {
         let mut page = Page::default();
         let mut reader = Reader::new(WANTED);
         reader.push(text.as_bytes(), &mut |sample| page.take(&sample));
-        page.malformed = reader.finish(&mut |sample| page.take(&sample));
+        let skipped = reader.finish(&mut |sample| page.take(&sample));
+        page.malformed += skipped;
         page
     }
 

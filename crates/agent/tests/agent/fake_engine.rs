@@ -1,0 +1,483 @@
+//! A fake engine: real ZeroMQ sockets (another implementation than the agent's) and the HTTP endpoints of an engine.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use rmpv::Value;
+use tokio_util::task::AbortOnDropHandle;
+use zeromq::{PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
+
+/// Wire form of events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Shape {
+    Maps,
+    Arrays,
+}
+
+#[derive(Clone)]
+pub struct Options {
+    pub sglang: bool,
+    pub old_server_info: bool,
+    /// `/kv_event_sources` is answered.
+    pub sources_route: bool,
+    pub ranks: u32,
+    pub block_size: u32,
+    pub replay: bool,
+    /// Batches that the replay socket keeps.
+    pub kept: usize,
+    pub topic: String,
+    pub shape: Shape,
+    /// Replay answers carry the topic frame.
+    pub replay_topic: bool,
+    /// The engine connects to this endpoint instead of binding.
+    pub connect_to: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            sglang: false,
+            old_server_info: false,
+            sources_route: true,
+            ranks: 1,
+            block_size: 16,
+            replay: true,
+            kept: 10_000,
+            topic: String::new(),
+            shape: Shape::Maps,
+            replay_topic: true,
+            connect_to: None,
+        }
+    }
+}
+
+/// What the HTTP side answers.
+#[derive(Clone)]
+pub struct Answers {
+    pub start_time: f64,
+    pub queries: Vec<u64>,
+    pub hits: Vec<u64>,
+    pub running: u32,
+    pub waiting: u32,
+    pub asleep: bool,
+    pub down: bool,
+    pub unhealthy: bool,
+    pub adapters: Vec<String>,
+    pub event_ports: Vec<(u16, Option<u16>)>,
+    pub requests: Vec<String>,
+}
+
+struct Rank {
+    publisher: PubSocket,
+    seq: u64,
+    kept: Arc<Mutex<VecDeque<(u64, Bytes)>>>,
+    replays: Arc<Mutex<Vec<u64>>>,
+    ports: (u16, Option<u16>),
+    _replay_task: Option<AbortOnDropHandle<()>>,
+}
+
+pub struct FakeEngine {
+    pub http: SocketAddr,
+    pub answers: Arc<Mutex<Answers>>,
+    options: Options,
+    ranks: Vec<Rank>,
+    _http_task: AbortOnDropHandle<()>,
+}
+
+fn port_of(endpoint: &zeromq::Endpoint) -> u16 {
+    match endpoint {
+        zeromq::Endpoint::Tcp(_, port) => *port,
+        _ => panic!("not tcp"),
+    }
+}
+
+async fn open_rank(options: &Options, ports: (u16, Option<u16>)) -> Rank {
+    let mut publisher = PubSocket::new();
+    let kept: Arc<Mutex<VecDeque<(u64, Bytes)>>> = Arc::default();
+    let replays: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let port = match &options.connect_to {
+        Some(endpoint) => {
+            publisher.connect(endpoint).await.unwrap();
+            0
+        }
+        None => port_of(&bind(&mut publisher, ports.0).await),
+    };
+    let (mut task, mut replay_port) = (None, None);
+    if options.replay {
+        let mut router = RouterSocket::new();
+        replay_port = Some(port_of(&bind(&mut router, ports.1.unwrap_or(0)).await));
+        let (kept, replays) = (kept.clone(), replays.clone());
+        let topic = options.replay_topic.then(|| Bytes::from(options.topic.clone()));
+        task = Some(AbortOnDropHandle::new(tokio::spawn(serve_replay(
+            router, kept, replays, topic,
+        ))));
+    }
+    Rank {
+        publisher,
+        seq: 0,
+        kept,
+        replays,
+        ports: (port, replay_port),
+        _replay_task: task,
+    }
+}
+
+/// Binds, waiting for a socket of an earlier life to let the port go.
+async fn bind<S: Socket>(socket: &mut S, port: u16) -> zeromq::Endpoint {
+    for _ in 0..500 {
+        match socket.bind(&format!("tcp://127.0.0.1:{port}")).await {
+            Ok(endpoint) => return endpoint,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+        }
+    }
+    panic!("port {port} stays taken");
+}
+
+async fn serve_replay(
+    mut router: RouterSocket,
+    kept: Arc<Mutex<VecDeque<(u64, Bytes)>>>,
+    replays: Arc<Mutex<Vec<u64>>>,
+    topic: Option<Bytes>,
+) {
+    while let Ok(question) = router.recv().await {
+        let frames = question.into_vec();
+        let [client, _, from] = frames.as_slice() else { continue };
+        let from = u64::from_be_bytes(from.as_ref().try_into().unwrap());
+        replays.lock().push(from);
+        let answers: Vec<(u64, Bytes)> = kept.lock().iter().filter(|(seq, _)| *seq >= from).cloned().collect();
+        for (seq, payload) in answers {
+            send_answer(&mut router, client, topic.as_ref(), &seq.to_be_bytes(), payload).await;
+        }
+        send_answer(
+            &mut router,
+            client,
+            topic.as_ref().map(|_| Bytes::new()).as_ref(),
+            &[0xff; 8],
+            Bytes::new(),
+        )
+        .await;
+    }
+}
+
+async fn send_answer(router: &mut RouterSocket, client: &Bytes, topic: Option<&Bytes>, seq: &[u8], payload: Bytes) {
+    let mut message = ZmqMessage::from(client.clone());
+    message.push_back(Bytes::new());
+    if let Some(topic) = topic {
+        message.push_back(topic.clone());
+    }
+    message.push_back(Bytes::copy_from_slice(seq));
+    message.push_back(payload);
+    let _ = router.send(message).await;
+}
+
+impl FakeEngine {
+    pub async fn start(options: Options) -> Self {
+        let mut ranks = Vec::new();
+        for _ in 0..options.ranks {
+            ranks.push(open_rank(&options, (0, None)).await);
+        }
+        let count = options.ranks as usize;
+        let answers = Arc::new(Mutex::new(Answers {
+            start_time: 1.7e9,
+            queries: vec![0; count],
+            hits: vec![0; count],
+            running: 0,
+            waiting: 0,
+            asleep: false,
+            down: false,
+            unhealthy: false,
+            adapters: Vec::new(),
+            event_ports: ranks.iter().map(|r| r.ports).collect(),
+            requests: Vec::new(),
+        }));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let http = listener.local_addr().unwrap();
+        let task = tokio::spawn(serve_http(listener, options.clone(), answers.clone()));
+        Self {
+            http,
+            answers,
+            options,
+            ranks,
+            _http_task: AbortOnDropHandle::new(task),
+        }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://{}", self.http)
+    }
+
+    pub fn source(&self, rank: usize) -> String {
+        format!("{}#{rank}", self.url())
+    }
+
+    /// Endpoint and replay endpoint of a rank.
+    pub fn endpoints(&self, rank: usize) -> (String, Option<String>) {
+        let (port, replay) = self.ranks[rank].ports;
+        (
+            format!("tcp://127.0.0.1:{port}"),
+            replay.map(|port| format!("tcp://127.0.0.1:{port}")),
+        )
+    }
+
+    /// Questions to the replay socket so far.
+    pub fn replays(&self, rank: usize) -> Vec<u64> {
+        self.ranks[rank].replays.lock().clone()
+    }
+
+    /// Publishes a batch.
+    pub async fn publish(&mut self, rank: usize, events: Vec<Value>) {
+        let (seq, payload) = self.keep(rank, events);
+        self.send(rank, seq, payload).await;
+    }
+
+    /// Keeps a batch for replay without publishing it: a lost message.
+    pub fn lose(&mut self, rank: usize, events: Vec<Value>) {
+        self.keep(rank, events);
+    }
+
+    /// Publishes whatever frames.
+    pub async fn send_raw(&mut self, rank: usize, frames: Vec<Bytes>) {
+        let mut frames = frames.into_iter();
+        let mut message = ZmqMessage::from(frames.next().unwrap());
+        for frame in frames {
+            message.push_back(frame);
+        }
+        self.ranks[rank].publisher.send(message).await.unwrap();
+    }
+
+    fn keep(&mut self, rank: usize, events: Vec<Value>) -> (u64, Bytes) {
+        let kept_most = self.options.kept;
+        let state = &mut self.ranks[rank];
+        let seq = state.seq;
+        state.seq += 1;
+        let batch = Value::Array(vec![
+            Value::F64(1.7e9 + seq as f64),
+            Value::Array(events),
+            Value::from(u64::try_from(rank).unwrap()),
+        ]);
+        let mut payload = Vec::new();
+        rmpv::encode::write_value(&mut payload, &batch).unwrap();
+        let payload = Bytes::from(payload);
+        let mut kept = state.kept.lock();
+        kept.push_back((seq, payload.clone()));
+        while kept.len() > kept_most {
+            kept.pop_front();
+        }
+        drop(kept);
+        (seq, payload)
+    }
+
+    async fn send(&mut self, rank: usize, seq: u64, payload: Bytes) {
+        let topic = Bytes::from(self.options.topic.clone());
+        self.send_raw(rank, vec![topic, Bytes::copy_from_slice(&seq.to_be_bytes()), payload])
+            .await;
+    }
+
+    /// Drops every socket and comes up empty at the same addresses, with another process start.
+    pub async fn restart(&mut self) {
+        self.restart_sockets().await;
+        self.answers.lock().start_time += 100.0;
+    }
+
+    /// The sockets' part of a restart alone: nothing but the event stream shows it.
+    pub async fn restart_sockets(&mut self) {
+        let ports: Vec<_> = self.ranks.iter().map(|r| r.ports).collect();
+        self.ranks.clear();
+        for port in ports {
+            self.ranks.push(open_rank(&self.options, port).await);
+        }
+    }
+
+    /// Cuts the event connections of a living engine; seq and kept batches go on.
+    pub async fn cut_events(&mut self, rank: usize) {
+        let (ports, seq) = (self.ranks[rank].ports, self.ranks[rank].seq);
+        let kept = self.ranks[rank].kept.lock().clone();
+        let options = self.options.clone();
+        let old = self.ranks.remove(rank);
+        drop(old);
+        let mut fresh = open_rank(&options, ports).await;
+        fresh.seq = seq;
+        *fresh.kept.lock() = kept;
+        self.ranks.insert(rank, fresh);
+    }
+
+    pub fn stored(&self, hashes: &[u64], parent: Option<u64>, tokens: &[u32]) -> Value {
+        stored(self.options.shape, hashes, parent, tokens, self.options.block_size)
+    }
+
+    pub fn removed(&self, hashes: &[u64]) -> Value {
+        let hashes = Value::Array(hashes.iter().map(|h| Value::from(*h)).collect());
+        match self.options.shape {
+            Shape::Maps => map(vec![
+                ("type", "BlockRemoved".into()),
+                ("block_hashes", hashes),
+                ("medium", "GPU".into()),
+            ]),
+            Shape::Arrays => Value::Array(vec!["BlockRemoved".into(), hashes, "GPU".into()]),
+        }
+    }
+
+    pub fn cleared(&self) -> Value {
+        match self.options.shape {
+            Shape::Maps => map(vec![("type", "AllBlocksCleared".into())]),
+            Shape::Arrays => Value::Array(vec!["AllBlocksCleared".into()]),
+        }
+    }
+}
+
+fn map(fields: Vec<(&str, Value)>) -> Value {
+    Value::Map(fields.into_iter().map(|(k, v)| (Value::from(k), v)).collect())
+}
+
+fn stored(shape: Shape, hashes: &[u64], parent: Option<u64>, tokens: &[u32], block_size: u32) -> Value {
+    let hashes = Value::Array(hashes.iter().map(|h| Value::from(*h)).collect());
+    let parent = parent.map_or(Value::Nil, Value::from);
+    let tokens = Value::Array(tokens.iter().map(|t| Value::from(*t)).collect());
+    match shape {
+        Shape::Maps => map(vec![
+            ("type", "BlockStored".into()),
+            ("block_hashes", hashes),
+            ("parent_block_hash", parent),
+            ("token_ids", tokens),
+            ("block_size", block_size.into()),
+            ("medium", "GPU".into()),
+        ]),
+        Shape::Arrays => Value::Array(vec![
+            "BlockStored".into(),
+            hashes,
+            parent,
+            tokens,
+            block_size.into(),
+            Value::Nil,
+            "GPU".into(),
+        ]),
+    }
+}
+
+async fn serve_http(listener: tokio::net::TcpListener, options: Options, answers: Arc<Mutex<Answers>>) {
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            return;
+        };
+        let (options, answers) = (options.clone(), answers.clone());
+        tasks.spawn(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                let reply = answer(&options, &mut answers.lock(), request.uri().path());
+                async move { Ok::<_, Infallible>(reply) }
+            });
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
+        });
+    }
+}
+
+fn answer(options: &Options, answers: &mut Answers, path: &str) -> Response<Full<Bytes>> {
+    let reply = |status: StatusCode, body: String| {
+        let mut response = Response::new(Full::new(Bytes::from(body)));
+        *response.status_mut() = status;
+        response
+    };
+    answers.requests.push(path.to_owned());
+    if answers.down {
+        return reply(StatusCode::SERVICE_UNAVAILABLE, "loading".into());
+    }
+    let (status, body) = match path {
+        "/v1/models" => (StatusCode::OK, models(options, answers)),
+        "/metrics" => (StatusCode::OK, metrics(options, answers)),
+        "/health" if answers.unhealthy => (StatusCode::SERVICE_UNAVAILABLE, String::new()),
+        "/health" => (StatusCode::OK, String::new()),
+        "/kv_event_sources" if options.sources_route && !options.sglang => (StatusCode::OK, sources(options, answers)),
+        "/server_info" if options.sglang && !options.old_server_info => (StatusCode::OK, server_info(options, answers)),
+        "/get_server_info" if options.sglang => (StatusCode::OK, server_info(options, answers)),
+        _ => (StatusCode::NOT_FOUND, "{\"detail\":\"Not Found\"}".into()),
+    };
+    reply(status, body)
+}
+
+fn models(options: &Options, answers: &Answers) -> String {
+    let owner = if options.sglang { "sglang" } else { "vllm" };
+    let mut data = vec![
+        serde_json::json!({"id": "tiny", "object": "model", "owned_by": owner, "root": "/models/tiny", "parent": null, "max_model_len": 8192}),
+    ];
+    for adapter in &answers.adapters {
+        data.push(
+            serde_json::json!({"id": adapter, "object": "model", "owned_by": owner, "root": "/x", "parent": "tiny"}),
+        );
+    }
+    serde_json::json!({"object": "list", "data": data}).to_string()
+}
+
+fn sources(options: &Options, answers: &Answers) -> String {
+    let mut all = serde_json::Map::new();
+    for (rank, (port, replay)) in answers.event_ports.iter().enumerate() {
+        all.insert(
+            rank.to_string(),
+            serde_json::json!({
+                "endpoint": format!("tcp://*:{port}"),
+                "replay_endpoint": replay.map(|port| format!("tcp://*:{port}")),
+                "topic": options.topic,
+            }),
+        );
+    }
+    serde_json::Value::Object(all).to_string()
+}
+
+fn server_info(options: &Options, answers: &Answers) -> String {
+    let (port, replay) = answers.event_ports[0];
+    let events = serde_json::json!({
+        "publisher": "zmq", "endpoint": format!("tcp://*:{port}"),
+        "replay_endpoint": replay.map(|port| format!("tcp://*:{port}")), "topic": options.topic,
+    });
+    serde_json::json!({
+        "model_path": "/models/tiny", "page_size": options.block_size, "dp_size": options.ranks,
+        "kv_events_config": events.to_string(), "max_total_num_tokens": 4096, "max_running_requests": 32,
+        "chunked_prefill_size": 2048, "disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998,
+        "internal_states": [{}],
+    })
+    .to_string()
+}
+
+fn metrics(options: &Options, answers: &Answers) -> String {
+    use std::fmt::Write;
+    let mut page = format!("process_start_time_seconds {}\n", answers.start_time);
+    for rank in 0..options.ranks as usize {
+        let (queries, hits) = (answers.queries[rank], answers.hits[rank]);
+        let (running, waiting, asleep) = (answers.running, answers.waiting, i32::from(answers.asleep));
+        if options.sglang {
+            let labels = format!("{{model_name=\"tiny\",dp_rank=\"{rank}\"}}");
+            write!(
+                page,
+                "sglang:num_running_reqs{labels} {running}\nsglang:num_queue_reqs{labels} {waiting}\n\
+                 sglang:token_usage{labels} 0.5\nsglang:prompt_tokens_total{labels} {queries}\n\
+                 sglang:cached_tokens_total{labels} {hits}\n"
+            )
+            .unwrap();
+            continue;
+        }
+        let labels = format!("{{engine=\"{rank}\",model_name=\"tiny\"}}");
+        write!(
+            page,
+            "vllm:num_requests_running{labels} {running}\nvllm:num_requests_waiting{labels} {waiting}\n\
+             vllm:kv_cache_usage_perc{labels} 0.5\nvllm:num_preemptions_total{labels} 3\n\
+             vllm:prefix_cache_queries_total{labels} {queries}\nvllm:prefix_cache_hits_total{labels} {hits}\n\
+             vllm:engine_sleep_state{{engine=\"{rank}\",sleep_state=\"awake\"}} {}\n\
+             vllm:engine_sleep_state{{engine=\"{rank}\",sleep_state=\"discard_all\"}} {asleep}\n\
+             vllm:cache_config_info{{block_size=\"{}\",engine=\"{rank}\",num_gpu_blocks=\"256\"}} 1.0\n",
+            1 - asleep,
+            options.block_size
+        )
+        .unwrap();
+    }
+    page
+}
