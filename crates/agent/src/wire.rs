@@ -137,19 +137,30 @@ fn read_batch(payload: &[u8], batch: &mut EventBatch) -> Result<(), RefusalReaso
             }
         }
         Value::Map(n) => {
+            let mut events = false;
             for _ in 0..n {
                 match cursor.value()? {
                     Value::Text(b"ts") => batch.ts = timestamp(&mut cursor)?,
-                    Value::Text(b"events") => read_events(&mut cursor, batch)?,
+                    Value::Text(b"events") => {
+                        read_events(&mut cursor, batch)?;
+                        events = true;
+                    }
                     Value::Text(b"data_parallel_rank" | b"attn_dp_rank") => batch.rank = rank(&mut cursor)?,
                     Value::Array(_) | Value::Map(_) => return Err(RefusalReason::NotABatch),
                     _ => cursor.skip()?,
                 }
             }
+            if !events {
+                return Err(RefusalReason::NotABatch);
+            }
         }
         _ => return Err(RefusalReason::NotABatch),
     }
-    Ok(())
+    if cursor.is_at_end() {
+        Ok(())
+    } else {
+        Err(RefusalReason::Malformed)
+    }
 }
 
 fn timestamp(cursor: &mut Cursor<'_>) -> Result<f64, RefusalReason> {

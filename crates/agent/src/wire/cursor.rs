@@ -41,6 +41,10 @@ impl<'a> Cursor<'a> {
         self.bytes.len() - self.at
     }
 
+    pub(super) fn is_at_end(&self) -> bool {
+        self.left() == 0
+    }
+
     fn take(&mut self, n: usize) -> Read<&'a [u8]> {
         if n > self.left() {
             return Err(RefusalReason::Malformed);
@@ -194,6 +198,18 @@ impl<'a> Cursor<'a> {
     pub(super) fn resync(&mut self) -> Read<()> {
         let mut pending = 1usize;
         while pending > 0 {
+            // Small integers and nil are one byte each, and what long lists are made of.
+            let ahead = &self.bytes[self.at..];
+            let run = ahead
+                .iter()
+                .take(pending)
+                .take_while(|b| matches!(**b, 0..=0x7f | 0xc0 | 0xe0..))
+                .count();
+            self.at += run;
+            pending -= run;
+            if pending == 0 {
+                break;
+            }
             pending -= 1;
             pending += match self.value()? {
                 Value::Array(n) => n,

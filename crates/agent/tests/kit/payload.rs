@@ -51,28 +51,19 @@ pub fn batch_at(ts: f64, events: Vec<Value>) -> Vec<u8> {
 
 pub fn pack(value: &Value) -> Vec<u8> {
     let mut out = Vec::new();
-    write(value, &mut out);
+    rmpv::encode::write_value(&mut out, &plain(value)).unwrap();
     out
 }
 
-fn write(value: &Value, out: &mut Vec<u8>) {
+fn plain(value: &Value) -> rmpv::Value {
     match value {
-        Value::Nil => rmp::encode::write_nil(out).unwrap(),
-        Value::Unsigned(n) => drop(rmp::encode::write_uint(out, *n).unwrap()),
-        Value::Signed(n) => drop(rmp::encode::write_sint(out, *n).unwrap()),
-        Value::Float(f) => rmp::encode::write_f64(out, *f).unwrap(),
-        Value::Text(s) => rmp::encode::write_str(out, s).unwrap(),
-        Value::Bytes(b) => rmp::encode::write_bin(out, b).unwrap(),
-        Value::Array(list) => {
-            rmp::encode::write_array_len(out, list.len() as u32).unwrap();
-            list.iter().for_each(|v| write(v, out));
-        }
-        Value::Map(pairs) => {
-            rmp::encode::write_map_len(out, pairs.len() as u32).unwrap();
-            for (key, value) in pairs {
-                write(key, out);
-                write(value, out);
-            }
-        }
+        Value::Nil => rmpv::Value::Nil,
+        Value::Unsigned(n) => (*n).into(),
+        Value::Signed(n) => (*n).into(),
+        Value::Float(f) => (*f).into(),
+        Value::Text(s) => s.as_str().into(),
+        Value::Bytes(b) => rmpv::Value::Binary(b.clone()),
+        Value::Array(list) => rmpv::Value::Array(list.iter().map(plain).collect()),
+        Value::Map(pairs) => rmpv::Value::Map(pairs.iter().map(|(k, v)| (plain(k), plain(v))).collect()),
     }
 }
