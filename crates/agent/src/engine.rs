@@ -312,7 +312,7 @@ impl EngineTask {
         for (_, gone) in self.ranks.split_off(&count) {
             self.remove(gone).await;
         }
-        self.trouble = facts.events_note.clone();
+        self.trouble = None;
         self.facts = Some(facts);
         self.note();
     }
@@ -405,7 +405,10 @@ impl EngineTask {
                 .unwrap_or_default();
             status.models = facts.map(|f| f.models.clone()).unwrap_or_default();
             status.ranks = u32::try_from(self.ranks.len()).unwrap_or(u32::MAX);
-            status.trouble = self.trouble.clone();
+            status.trouble = self
+                .trouble
+                .clone()
+                .or_else(|| facts.and_then(|f| f.events_note.clone()));
         });
     }
 

@@ -71,12 +71,26 @@ pub struct Metrics {
     pub replays: Counters<SourceLabel>,
     /// New lifetimes of the engine.
     pub restarts: Counters<SourceLabel>,
+    /// Messages lost for good.
+    pub lost: Counters<SourceLabel>,
+    /// Messages that name another rank than their connection's.
+    pub foreign_rank: Counters<SourceLabel>,
+    /// Batches sent to the index more than once.
+    pub resent: Counters<SourceLabel>,
+    /// Times that the window of unacknowledged batches was full.
+    pub window_full: Counters<SourceLabel>,
+    /// Times that a sleeping engine's blocks were purged.
+    pub purges: Counters<SourceLabel>,
+    /// Suspects that a turnover of the cache dropped.
+    pub suspects_dropped: Counters<SourceLabel>,
     /// Blocks whose presence is in doubt.
     pub suspects: Gauges<SourceLabel>,
     /// Events that wait for their parent.
     pub quarantined: Gauges<SourceLabel>,
     /// Blocks in the mirror.
     pub mirror_blocks: Gauges<SourceLabel>,
+    /// Bytes of the mirror.
+    pub mirror_bytes: Gauges<SourceLabel>,
     /// Changes that haven't been put in a batch yet.
     pub outbox: Gauges<SourceLabel>,
     /// Batches sent and not acknowledged.
@@ -156,6 +170,11 @@ impl Metrics {
                 "cairn_agent_mirror_blocks",
                 "Blocks in the mirror",
                 m.mirror_blocks.clone(),
+            );
+            r.register(
+                "cairn_agent_mirror_bytes",
+                "Memory of the mirror",
+                m.mirror_bytes.clone(),
             );
             r.register("cairn_agent_outbox", "Changes not yet in a batch", m.outbox.clone());
             r.register(

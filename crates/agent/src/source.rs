@@ -224,7 +224,7 @@ impl SourceTask {
                 }
             }
             if self.lifetime.is_registered() {
-                self.dirty |= self.outlet.send(core, &self.around, now);
+                self.dirty |= self.outlet.send(core, now);
             }
         }
         let spec = self.view.borrow().spec.clone();
@@ -384,23 +384,21 @@ impl SourceTask {
 
     /// Metrics, status and the reminder in the log.
     fn publish(&mut self) {
-        let Some(core) = &self.core else { return };
-        let confidence = core.confidence();
-        self.outlet.publish(core, &self.label, &self.around);
         let (state, registered) = self.lifetime.state();
         self.around
             .metrics
             .registered
             .get_or_create(&self.label)
             .set(i64::from(registered.is_some()));
-        let reason = match confidence {
-            Confidence::Exact => None,
-            Confidence::Degraded(reason) => Some(reason),
+        let stats = self.core.as_ref().map(Source::stats).unwrap_or_default();
+        let reason = match self.core.as_ref().map(Source::confidence) {
+            Some(Confidence::Exact) => None,
+            Some(Confidence::Degraded(reason)) => Some(reason),
+            None => Some(DegradedReason::Replaying),
         };
-        let (connected, trouble) = (self.inlet.connected(), self.inlet.trouble());
-        let trouble = self.lifetime.trouble().or(trouble);
-        let stats = core.stats();
-        let (blocks, unacked, engine_seq) = (stats.blocks, stats.unacked, stats.engine_seq);
+        self.outlet.publish(&stats, reason, &self.label, &self.around);
+        let trouble = self.lifetime.trouble().or_else(|| self.inlet.trouble());
+        let connected = self.inlet.connected();
         self.around.board.source(&self.plan.name, |status| {
             status.state = state;
             status.source = registered.map(|(source, _)| source.0);
@@ -408,12 +406,14 @@ impl SourceTask {
             status.exact = reason.is_none();
             status.reason = reason.map(reason_name);
             status.connected = connected;
-            status.engine_seq = engine_seq;
-            status.blocks = blocks;
-            status.unacked = unacked;
+            status.engine_seq = stats.engine_seq;
+            status.blocks = stats.blocks;
+            status.unacked = stats.unacked;
             status.trouble = trouble;
         });
-        self.remind(reason);
+        if self.core.is_some() {
+            self.remind(reason);
+        }
     }
 
     fn remind(&mut self, reason: Option<DegradedReason>) {

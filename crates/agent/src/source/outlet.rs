@@ -1,9 +1,9 @@
 //! What goes out to the index: batches with their sampled spans, and the core's figures as metrics.
 
-use cairn_index::{Confidence, DegradedReason, Incarnation, Seq};
-use cairn_ingest::{Millis, Source};
+use cairn_index::{DegradedReason, Incarnation, Seq};
+use cairn_ingest::{Millis, Source, SourceStats};
 use cairn_telemetry::propagation;
-use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tracing::Span;
 
 use super::Surroundings;
@@ -22,8 +22,6 @@ pub(super) struct Outlet {
     grown: Grown,
 }
 
-use tokio::sync::mpsc;
-
 #[derive(Default)]
 struct Grown {
     refused: RefusalGrowth,
@@ -31,6 +29,12 @@ struct Grown {
     events: Growth,
     gaps: Growth,
     restarts: Growth,
+    lost: Growth,
+    foreign_rank: Growth,
+    resent: Growth,
+    window_full: Growth,
+    purges: Growth,
+    suspects_dropped: Growth,
 }
 
 /// At the highest sampling one batch in this many gets a span: a busy source makes hundreds a second.
@@ -55,7 +59,7 @@ impl Outlet {
     }
 
     /// Sends what the core's window allows and the queue takes; `true` where something was sent.
-    pub(super) fn send(&mut self, core: &mut Source, around: &Surroundings, now: Millis) -> bool {
+    pub(super) fn send(&mut self, core: &mut Source, now: Millis) -> bool {
         let mut any = false;
         loop {
             let permit = match self.batches.try_reserve() {
@@ -91,7 +95,6 @@ impl Outlet {
             }
             permit.send(outgoing);
             any = true;
-            let _ = around;
         }
     }
 
@@ -109,8 +112,14 @@ impl Outlet {
     }
 
     /// The core's figures as metrics.
-    pub(super) fn publish(&mut self, core: &Source, label: &SourceLabel, around: &Surroundings) {
-        let (stats, m) = (core.stats(), &around.metrics);
+    pub(super) fn publish(
+        &mut self,
+        stats: &SourceStats,
+        reason: Option<DegradedReason>,
+        label: &SourceLabel,
+        around: &Surroundings,
+    ) {
+        let m = &around.metrics;
         self.grown.refused.follow(&label.source, &stats.refused, m);
         self.grown
             .messages
@@ -120,19 +129,29 @@ impl Outlet {
         self.grown
             .restarts
             .follow(stats.restarts, &m.restarts.get_or_create(label));
+        self.grown.lost.follow(stats.lost_batches, &m.lost.get_or_create(label));
+        self.grown
+            .foreign_rank
+            .follow(stats.foreign_rank, &m.foreign_rank.get_or_create(label));
+        self.grown.resent.follow(stats.resent, &m.resent.get_or_create(label));
+        self.grown
+            .window_full
+            .follow(stats.window_full, &m.window_full.get_or_create(label));
+        self.grown.purges.follow(stats.purges, &m.purges.get_or_create(label));
+        self.grown
+            .suspects_dropped
+            .follow(stats.suspects_dropped, &m.suspects_dropped.get_or_create(label));
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         m.suspects.get_or_create(label).set(gauge(stats.suspects));
         m.quarantined.get_or_create(label).set(gauge(stats.quarantined));
         m.mirror_blocks.get_or_create(label).set(gauge(stats.blocks));
         m.outbox.get_or_create(label).set(gauge(stats.outbox));
         m.unacked.get_or_create(label).set(gauge(stats.unacked));
-        let confidence = core.confidence();
-        m.exact
-            .get_or_create(label)
-            .set(i64::from(confidence == Confidence::Exact));
+        m.mirror_bytes.get_or_create(label).set(gauge(stats.mirror_bytes));
+        m.exact.get_or_create(label).set(i64::from(reason.is_none()));
         m.silent
             .get_or_create(label)
-            .set(i64::from(confidence == Confidence::Degraded(DegradedReason::Silent)));
+            .set(i64::from(reason == Some(DegradedReason::Silent)));
         m.unrouted.set(gauge(around.hubs.unrouted()));
     }
 }

@@ -130,20 +130,16 @@ async fn each_rank_is_a_worker_of_its_own_whatever_its_batches_say() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ranks_of_a_configured_engine_are_found_at_port_plus_rank() {
     let index = FakeIndex::start().await;
-    // Ports beside each other, as engines take them.
-    let (mut engine, endpoint) = loop {
-        let engine = FakeEngine::start(Options {
-            ranks: 2,
-            sources_route: false,
-            replay: false,
-            ..Options::default()
-        })
-        .await;
-        let ports: Vec<u16> = engine.answers.lock().event_ports.iter().map(|p| p.0).collect();
-        if ports[1] == ports[0] + 1 {
-            break (engine, format!("tcp://*:{}", ports[0]));
-        }
+    let options = Options {
+        ranks: 2,
+        sources_route: false,
+        replay: false,
+        adjacent_ports: true,
+        ..Options::default()
     };
+    let mut engine = FakeEngine::start(options).await;
+    let first = engine.answers.lock().event_ports[0].0;
+    let endpoint = format!("tcp://*:{first}");
     let mut configured = EngineConfig::at(&engine.url());
     configured.events = EventsConfig::At(EventsAt {
         endpoint,

@@ -40,6 +40,8 @@ pub struct Options {
     pub replay_topic: bool,
     /// The engine connects to this endpoint instead of binding.
     pub connect_to: Option<String>,
+    /// Rank `r` publishes at the first one's port plus `r`, as engines do.
+    pub adjacent_ports: bool,
 }
 
 impl Default for Options {
@@ -56,6 +58,7 @@ impl Default for Options {
             shape: Shape::Maps,
             replay_topic: true,
             connect_to: None,
+            adjacent_ports: false,
         }
     }
 }
@@ -91,6 +94,22 @@ pub struct FakeEngine {
     options: Options,
     ranks: Vec<Rank>,
     _http_task: AbortOnDropHandle<()>,
+}
+
+/// The first of `count` free ports beside each other.
+fn adjacent(count: u32) -> u16 {
+    let free =
+        |port: u32| u16::try_from(port).is_ok_and(|port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok());
+    loop {
+        let first = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        if (0..count).all(|rank| free(u32::from(first) + rank)) {
+            return first;
+        }
+    }
 }
 
 fn port_of(endpoint: &zeromq::Endpoint) -> u16 {
@@ -181,9 +200,19 @@ async fn send_answer(router: &mut RouterSocket, client: &Bytes, topic: Option<&B
 
 impl FakeEngine {
     pub async fn start(options: Options) -> Self {
+        let first = if options.adjacent_ports {
+            adjacent(options.ranks)
+        } else {
+            0
+        };
         let mut ranks = Vec::new();
-        for _ in 0..options.ranks {
-            ranks.push(open_rank(&options, (0, None)).await);
+        for rank in 0..options.ranks {
+            let port = if first == 0 {
+                0
+            } else {
+                first + u16::try_from(rank).unwrap()
+            };
+            ranks.push(open_rank(&options, (port, None)).await);
         }
         let count = options.ranks as usize;
         let answers = Arc::new(Mutex::new(Answers {

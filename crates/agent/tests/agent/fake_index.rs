@@ -33,6 +33,8 @@ pub struct World {
     /// Applied batches whose acknowledgements are not sent.
     pub swallow_acks: bool,
     pub refuse_push: bool,
+    /// The next batch is applied and acknowledged without its stores: a fault that no protocol allows.
+    pub corrupt_next: bool,
 }
 
 impl World {
@@ -290,7 +292,12 @@ fn take_push(world: &Mutex<World>, push: v1::PushRequest) -> Result<Option<v1::P
     let mut parents = Vec::new();
     for batch in push.batches {
         parents.push(batch.traceparent.clone());
-        batches.push(Batch::try_from(batch)?);
+        let mut batch = Batch::try_from(batch)?;
+        if world.corrupt_next {
+            world.corrupt_next = false;
+            batch.ops.retain(|op| !matches!(op, Op::Store { .. }));
+        }
+        batches.push(batch);
     }
     if batches.is_empty() {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! The index side: fail-over, leases, second agents, audit, load.
 
 use cairn_agent::EngineConfig;
-use cairn_index::{Command, Op};
+use cairn_index::Op;
 
 use crate::fake_engine::{FakeEngine, Options};
 use crate::fake_index::{FakeIndex, count_ops};
@@ -171,24 +171,12 @@ async fn an_audit_finds_drift_and_the_mirror_repairs_it() {
         .await;
     until("four blocks", || gpu(&index, &source) == 4).await;
     until("acknowledged", || running.sources()[&source].unacked == 0).await;
-    // A fault that no protocol allows: the index loses a holder's blocks without a new seq.
-    {
-        let mut world = index.world.lock();
-        let (id, incarnation) = world.source(&source).unwrap();
-        let (seq, holder) = {
-            let s = &world.state.registry().sources[&id];
-            (s.seq, s.holders[0])
-        };
-        let batch = cairn_index::Batch {
-            source: id,
-            incarnation,
-            seq: cairn_index::Seq(seq.0 + 1),
-            ops: vec![Op::Clear { holder }],
-        };
-        world.apply(&Command::Batches(vec![batch]));
-    }
-    assert_eq!(gpu(&index, &source), 0);
-    until("the repair", || gpu(&index, &source) == 4).await;
+    index.world.lock().corrupt_next = true;
+    engine
+        .publish(0, vec![engine.stored(&hashes(2, 3), None, &tokens(2, 3))])
+        .await;
+    until("the fault", || !index.world.lock().corrupt_next).await;
+    until("the repair", || gpu(&index, &source) == 7).await;
     until("exact", || exact(&index, &source)).await;
 }
 
