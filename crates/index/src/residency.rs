@@ -17,13 +17,14 @@ mod runs;
 mod stored;
 mod table;
 
-use std::collections::HashMap;
 use std::fmt;
 
+use cairn_blocks::BlockKey;
+
 use crate::{HolderDigest, HolderId};
-use holes::Holes;
+use holes::{Holes, HolesMap};
 use run::RunId;
-use runs::{Runs, Spot};
+use runs::Runs;
 use table::KeyTable;
 
 /// Deepest block that is stored: 268 million tokens at the default block size.
@@ -63,7 +64,7 @@ pub struct Residency {
     /// By holder id.
     holders: Vec<Option<HolderState>>,
     /// What is missing inside shares, where something is.
-    holes: HashMap<(RunId, HolderId), Holes>,
+    holes: HolesMap,
     /// Shares of all holders.
     shares: u64,
     /// Gaps in `holes`.
@@ -74,13 +75,21 @@ pub struct Residency {
 /// One holder.
 #[derive(Clone)]
 struct HolderState {
-    /// The runs it has a share of, by the last key of the share.
+    /// The runs it has a share of, by the last key of the share, or by an earlier last key where `moved` says so.
     runs: KeyTable,
     digest: HolderDigest,
-    /// Just after the last block that it stored.
-    last_store: Spot,
-    /// Just above the last block that it removed.
-    last_removal: Spot,
+    /// The run that it stored to last, and the one that it removed from last.
+    last: [RunId; 2],
+    /// Runs whose share ends elsewhere now than under the key that `runs` has it by: the end of a share moves with
+    /// every block while a request is decoded or evicted, and is only looked for there when another run is changed.
+    moved: [Option<(RunId, BlockKey)>; 2],
+}
+
+/// Which of a holder's two cursors a change concerns.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cursor {
+    Store,
+    Removal,
 }
 
 impl HolderState {
@@ -88,8 +97,8 @@ impl HolderState {
         Self {
             runs: KeyTable::default(),
             digest: HolderDigest::default(),
-            last_store: Spot::NONE,
-            last_removal: Spot::NONE,
+            last: [RunId::NONE; 2],
+            moved: [None; 2],
         }
     }
 }
@@ -117,7 +126,7 @@ impl Residency {
         Self {
             runs: Runs::new(),
             holders: Vec::new(),
-            holes: HashMap::new(),
+            holes: HolesMap::default(),
             shares: 0,
             gaps: 0,
             weight_max: WEIGHT_MAX,
@@ -208,6 +217,24 @@ impl Residency {
         /// Bytes of a gap.
         const GAP: u64 = 16;
         self.runs.arena.used() as u64 * CHUNK + self.runs.live() as u64 * RUN + self.shares * SHARE + self.gaps * GAP
+    }
+
+    /// The share of a run ends at `cut` instead of below `old` now: keeps it findable by its last key, sooner or later.
+    fn move_end(&mut self, holder: HolderId, cursor: Cursor, run: RunId, old: BlockKey) {
+        let Some(state) = self.holders.get_mut(holder.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if state.moved.iter().flatten().any(|moved| moved.0 == run) {
+            return;
+        }
+        if let Some((before, key)) = state.moved[cursor as usize].replace((run, old)) {
+            let found = self.runs.get(before);
+            let share = found.share(holder).expect("a run whose share moved still has it");
+            state.runs.remove(key, before);
+            state
+                .runs
+                .insert(self.runs.key(found, found.shares[share].cut() - 1), before);
+        }
     }
 
     fn state(&self, holder: HolderId) -> Option<&HolderState> {

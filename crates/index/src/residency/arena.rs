@@ -85,7 +85,9 @@ impl Arena {
         let (segment, within) = place(chunk);
         if segment == 0 {
             if (within + 1) * CHUNK_KEYS > self.first.len() {
-                let keys = (self.first.len() * 2).clamp(FIRST_CHUNKS * CHUNK_KEYS, SEGMENT_KEYS);
+                // By a quarter, in whole chunks: a small index is copied often but wastes little.
+                let chunks = (self.first.len() / CHUNK_KEYS * 5 / 4).clamp(FIRST_CHUNKS, SEGMENT_CHUNKS);
+                let keys = chunks * CHUNK_KEYS;
                 self.first.reserve_exact(keys - self.first.len());
                 self.first.resize(keys, BlockKey(0));
             }

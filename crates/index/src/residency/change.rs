@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::run::{RunId, Share};
 use super::runs::{Below, Spot};
-use super::{DEPTH_MAX, Removed, Residency, Stored};
+use super::{Cursor, DEPTH_MAX, Removed, Residency, Stored};
 use crate::HolderId;
 
 /// A stretch of one run.
@@ -51,12 +51,18 @@ impl Residency {
         skip: u32,
         keys: &[BlockKey],
     ) -> Stored {
-        if self.state(holder).is_none() {
+        let Some(state) = self.state(holder) else {
             return Stored::UnknownHolder;
-        }
+        };
+        let last = state.last[Cursor::Store as usize];
         let deep = usize::try_from(DEPTH_MAX.saturating_sub(anchor_depth.0)).unwrap_or(0);
         if keys.len() > deep || self.weight() >= self.weight_max {
             return Stored::Full;
+        }
+        if skip == 0 && self.ends_with(last, holder, anchor, anchor_depth.0, keys) {
+            return Stored::Done {
+                new_blocks: self.lengthen(holder, last, keys),
+            };
         }
         let at = match anchor_depth.0 {
             0 => None,
@@ -83,6 +89,44 @@ impl Residency {
         Stored::Done {
             new_blocks: self.store_walked(holder, anchor, skip, keys, &walk),
         }
+    }
+
+    /// Whether these keys just lengthen the run and the share that the holder stored to last, as while it decodes.
+    fn ends_with(&self, id: RunId, holder: HolderId, anchor: BlockKey, depth: u32, keys: &[BlockKey]) -> bool {
+        let (Some(run), Some(&first)) = (self.runs.runs.get(id.0 as usize), keys.first()) else {
+            return false;
+        };
+        run.last == anchor
+            && run.len > 0
+            && run.base + run.len == depth
+            && run.share(holder).is_ok_and(|at| run.shares[at].cut() == run.len)
+            && matches!(
+                self.runs.below(
+                    Some(Spot {
+                        run: id,
+                        offset: run.len
+                    }),
+                    anchor,
+                    first
+                ),
+                Below::Nothing
+            )
+    }
+
+    /// Adds keys to the end of a run, and to the share of the holder that ends there.
+    fn lengthen(&mut self, holder: HolderId, id: RunId, keys: &[BlockKey]) -> u32 {
+        let run = self.runs.get_mut(id);
+        let (old_end, old_len) = (run.last, run.len);
+        let slot = run.share(holder).expect("the caller found the share");
+        let share = run.shares[slot];
+        run.shares[slot] = Share::new(holder, old_len + keys.len() as u32, share.holes());
+        self.runs.extend(id, keys);
+        self.state_mut(holder)
+            .expect("the caller checked the holder")
+            .digest
+            .add_all(keys);
+        self.move_end(holder, Cursor::Store, id, old_end);
+        keys.len() as u32
     }
 
     /// Follows `keys` through the runs from `at`, or from the root; none where a key is known elsewhere.
@@ -135,8 +179,8 @@ impl Residency {
                 );
             }
         }
-        let mut end = walk.end;
         let rest = &keys[walk.found..];
+        let mut last = walk.end.map(|end| end.run);
         if !rest.is_empty() {
             let run = match walk.end {
                 Some(at) if at.offset == self.runs.get(at.run).len => {
@@ -145,13 +189,13 @@ impl Residency {
                 }
                 Some(_) | None => self.runs.add(walk.end, root, rest),
             };
-            let len = self.runs.get(run).len;
-            let start = len - rest.len() as u32 + left;
-            new_blocks += self.hold(holder, Stretch { run, start, end: len });
-            end = Some(Spot { run, offset: len });
+            let end = self.runs.get(run).len;
+            let start = end - rest.len() as u32 + left;
+            new_blocks += self.hold(holder, Stretch { run, start, end });
+            last = Some(run);
         }
-        if let (Some(state), Some(end)) = (self.state_mut(holder), end) {
-            state.last_store = end;
+        if let (Some(state), Some(last)) = (self.state_mut(holder), last) {
+            state.last[Cursor::Store as usize] = last;
         }
         new_blocks
     }
@@ -192,12 +236,14 @@ impl Residency {
             newly(start.max(old_cut), end);
         }
         let cut = end.max(old_cut);
-        if cut != old_cut {
-            if old_cut > 0 {
-                state.runs.remove(self.runs.key(run, old_cut - 1), id);
+        let old_end = match old_cut {
+            0 => {
+                state.runs.insert(self.runs.key(run, cut - 1), id);
+                None
             }
-            state.runs.insert(self.runs.key(run, cut - 1), id);
-        }
+            old_cut if old_cut < cut => Some(self.runs.key(run, old_cut - 1)),
+            _ => None,
+        };
         state.digest.blocks += u64::from(new_blocks);
         state.digest.digest = state.digest.digest.wrapping_add(sum);
         let share = Share::new(holder, cut, has_holes);
@@ -208,6 +254,9 @@ impl Residency {
                 self.shares += 1;
                 shares.insert(at, share);
             }
+        }
+        if let Some(old_end) = old_end {
+            self.move_end(holder, Cursor::Store, id, old_end);
         }
         new_blocks
     }
@@ -248,7 +297,7 @@ impl Residency {
             spot = next;
         }
         if let Some(state) = self.state_mut(holder) {
-            state.last_removal = spot;
+            state.last[Cursor::Removal as usize] = spot.run;
         }
         Removed { blocks }
     }
@@ -290,22 +339,25 @@ impl Residency {
         }
         state.digest.blocks -= u64::from(removed);
         state.digest.digest = state.digest.digest.wrapping_sub(sum);
-        if cut != old_cut {
-            state.runs.remove(self.runs.key(run, old_cut - 1), id);
-            if cut > 0 {
-                state.runs.insert(self.runs.key(run, cut - 1), id);
-            }
+        if cut == old_cut {
+            self.runs.get_mut(id).shares[slot] = Share::new(holder, cut, has_holes);
+            return removed;
         }
-        let shares = &mut self.runs.get_mut(id).shares;
+        let old_end = self.runs.key(run, old_cut - 1);
         if cut > 0 {
-            shares[slot] = Share::new(holder, cut, has_holes);
+            self.runs.get_mut(id).shares[slot] = Share::new(holder, cut, has_holes);
+            self.move_end(holder, Cursor::Removal, id, old_end);
         } else {
-            shares.remove(slot);
+            let moved = state
+                .moved
+                .iter_mut()
+                .find(|moved| moved.is_some_and(|moved| moved.0 == id));
+            let end = moved.and_then(Option::take).map_or(old_end, |moved| moved.1);
+            state.runs.remove(end, id);
+            self.runs.get_mut(id).shares.remove(slot);
             self.shares -= 1;
         }
-        if cut != old_cut {
-            self.runs.trim(id);
-        }
+        self.runs.trim(id);
         removed
     }
 

@@ -1,5 +1,32 @@
 //! What a holder lacks inside its share of a run: sorted intervals of offsets that don't touch.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use super::run::RunId;
+use crate::HolderId;
+
+/// Holes by run and holder; looked up, never iterated in an order that matters.
+pub(super) type HolesMap = HashMap<(RunId, HolderId), Holes, BuildHasherDefault<IdHasher>>;
+
+/// Hashes a few small numbers by multiplication; ids are ours, so nobody can choose them to collide.
+#[derive(Clone, Default)]
+pub(super) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(u32::from(byte)));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0.rotate_left(32) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+}
+
 /// Missing stretches `[start, end)`, ascending, each apart from the next.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Holes {

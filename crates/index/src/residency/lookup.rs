@@ -106,11 +106,14 @@ impl Residency {
             let spot = self.runs.spot_of(run, key, depth)?;
             self.holds(holder, spot).then_some(spot)
         };
-        if let Some(spot) = checked(state.last_store.run) {
-            return Some(spot);
-        }
-        if let Some(spot) = checked(state.last_removal.run) {
-            return Some(spot);
+        for run in state
+            .last
+            .into_iter()
+            .chain(state.moved.iter().flatten().map(|moved| moved.0))
+        {
+            if let Some(spot) = checked(run) {
+                return Some(spot);
+            }
         }
         let mut found = None;
         state.runs.find(key, |run| {

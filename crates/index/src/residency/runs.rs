@@ -5,7 +5,7 @@ use cairn_blocks::BlockKey;
 use super::arena::{Arena, CHUNK_KEYS};
 use super::run::{Run, RunId};
 use super::table::KeyTable;
-use crate::mix_sum;
+use crate::{mix, mix_sum};
 
 /// A place in the forest: just after the first `offset` keys of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -180,6 +180,9 @@ impl Runs {
 
     /// Wrapping sum of the digests' mix over a stretch.
     pub(super) fn mix(&self, run: &Run, start: u32, end: u32) -> u64 {
+        if end - start == 1 {
+            return mix(self.key(run, start));
+        }
         let mut sum = 0u64;
         self.each_stretch(run, start, end, |keys| sum = sum.wrapping_add(mix_sum(keys)));
         sum
