@@ -20,7 +20,7 @@ pub struct Config {
     pub name: String,
     /// Name of the cluster whose feed is followed; empty accepts any.
     pub cluster: String,
-    /// gRPC addresses of index nodes, `http://host:port`; empty routes over `[[engine]]` alone.
+    /// Addresses of index nodes, `http://host:port` or `host:port`; empty routes over `[[engine]]` alone.
     pub index: Vec<String>,
     /// Engines that are served even where no index names them.
     pub engine: Vec<EngineConfig>,
@@ -210,7 +210,12 @@ impl Config {
             );
         }
         for (i, index) in self.index.iter().enumerate() {
-            check_url(&format!("index[{i}]"), index)?;
+            let with_scheme = if index.contains("://") {
+                index.clone()
+            } else {
+                format!("http://{index}")
+            };
+            check_url(&format!("index[{i}]"), &with_scheme)?;
         }
         for (i, engine) in self.engine.iter().enumerate() {
             check_url(&format!("engine[{i}].url"), &engine.url)?;
@@ -362,7 +367,7 @@ mod tests {
             assert_eq!(error.field, field, "{error}");
         };
         check("listen = \"nowhere\"", "listen");
-        check("index = [\"127.0.0.1:1\"]", "index[0]");
+        check("index = [\"nowhere at all\"]", "index[0]");
         check("[[engine]]\nurl = \"http://a\"\nrole = \"x\"", "engine[0].role");
         check(
             "[[engine]]\nurl = \"http://a:1\"\n[[engine]]\nurl = \"http://a:1\"",

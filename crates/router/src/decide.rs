@@ -61,7 +61,11 @@ impl<'a> Asked<'a> {
             salt,
         };
         let root = namespace.root();
-        let prompt_tokens = tokens.total();
+        let mut prompt_tokens = tokens.total();
+        if tokens.estimated_rest > 0 {
+            // Only a true length may be too long.
+            prompt_tokens = prompt_tokens.min(pool.max_model_len.map_or(u32::MAX, |max| max.saturating_sub(1)));
+        }
         let mut keys = Vec::new();
         let mut more = Vec::new();
         let mut first_tokens = prompt_tokens;

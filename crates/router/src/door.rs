@@ -18,7 +18,9 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::body::Endpoint;
+use crate::engines::Health;
 use crate::error::ApiError;
+use crate::fleet::{Pool, Worker};
 use crate::metrics::{Reason, RequestLabels, status_class};
 use crate::reply::{self, ReplyBody};
 use crate::state::{InFlightGuard, Router};
@@ -251,11 +253,9 @@ pub(crate) fn ready(router: &Router) -> Result<(), String> {
     if fleet.workers().next().is_none() {
         return Err("no engine is known yet".into());
     }
-    if !fleet
-        .workers()
-        .any(|(_, worker)| worker.engine.health() == crate::engines::Health::Healthy)
-    {
-        return Err("no engine answers its checks".into());
+    let serves = |(pool, worker): (&Arc<Pool>, &Worker)| pool.is_known() && worker.engine.health() == Health::Healthy;
+    if !fleet.workers().any(serves) {
+        return Err("no engine answers its checks and says what it serves".into());
     }
     Ok(())
 }

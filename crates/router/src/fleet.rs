@@ -85,6 +85,13 @@ impl Worker {
     }
 }
 
+impl Pool {
+    /// Whether it is known what its engines serve.
+    pub(crate) fn is_known(&self) -> bool {
+        self.name != UNKNOWN_POOL
+    }
+}
+
 impl Default for Fleet {
     fn default() -> Self {
         Self {
@@ -118,7 +125,7 @@ impl Fleet {
 
     /// Whether some engine hasn't said yet what it serves.
     pub(crate) fn has_unknown(&self) -> bool {
-        self.pools.iter().any(|pool| pool.name == UNKNOWN_POOL)
+        self.pools.iter().any(|pool| !pool.is_known())
     }
 
     /// The only pool, for requests that name no model.

@@ -159,10 +159,10 @@ async fn explain(
         headers: parts.headers.clone(),
         peer,
     };
-    let parsed = walk::parse(router, &arrival, &scanned)?;
+    let mut parsed = walk::parse(router, &arrival, &scanned)?;
     let fleet = router.fleet.load_full();
     let (pool, adapter) = walk::pool_of(&fleet, parsed.fields.model.as_deref())?;
-    let asked = walk::ask(router, &fleet, pool, adapter, &parsed, &arrival).await?;
+    let asked = walk::ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
     let overlaps = asked.overlap(router);
     let record = {
         let facts = asked.facts(&[]);

@@ -137,7 +137,7 @@ fn facts(pool: &Pool, worker: &Worker, asleep: bool) -> WorkerFacts {
 /// Loads the tokenizers of pools that have none yet, beside the reactor.
 fn load_tokenizers(router: &Arc<Router>, tasks: &mut JoinSet<()>) {
     let fleet = router.fleet.load();
-    for pool in fleet.pools.iter().filter(|pool| !pool.name.is_empty()) {
+    for pool in fleet.pools.iter().filter(|pool| pool.is_known()) {
         let slot = router.tokens_of(&pool.name);
         let configured = router.config.pool.iter().find(|own| own.name == pool.name);
         let configured = configured.map(|own| own.tokenizer.clone()).unwrap_or_default();

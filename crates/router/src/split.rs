@@ -1,6 +1,6 @@
 //! A request split over two engines: one computes the prompt, the other pulls its KV blocks and answers.
 //!
-//! vLLM's flow: the prefill leg asks for one token with `do_remote_decode`; the object in its answer goes to the decode
+//! vLLM's flow, after which SGLang's is below: the prefill leg asks for one token with `do_remote_decode`; the object in its answer goes to the decode
 //! leg. Both legs live in one future, so the client's leaving, or either side's failure, ends both at once.
 
 use std::sync::Arc;
@@ -56,6 +56,15 @@ pub(crate) async fn run(
     let note = |reason| {
         router.metrics.splits.get_or_create(&Reason { reason }).inc();
     };
+    if let Some(bootstrap) = &prefill.spec.bootstrap {
+        let outcome = bootstrapped(router, (prefill, decode), trying, reservation, bootstrap).await?;
+        note(if matches!(outcome, Outcome::Begun { .. }) {
+            "done"
+        } else {
+            "bootstrap_failed"
+        });
+        return Ok(outcome);
+    }
     let params = match prefill_leg(router, prefill, trying).await? {
         Prefilled::Params(params) => params,
         Prefilled::Answer(begun) => {
@@ -92,6 +101,55 @@ pub(crate) async fn run(
             note("decode_failed");
             reservation.transfer_failed();
             Ok(Outcome::Failed { blamed, fault })
+        }
+    }
+}
+
+/// SGLang's flow: both legs get the same request at once and meet in a room that the prefill engine's bootstrap server
+/// keeps.
+async fn bootstrapped(
+    router: &Arc<Router>,
+    (prefill, decode): (&Worker, &Worker),
+    trying: &Try<'_>,
+    reservation: &mut Reservation,
+    bootstrap: &str,
+) -> Result<Outcome, ApiError> {
+    let (host, port) = bootstrap.rsplit_once(':').unwrap_or((bootstrap, "8998"));
+    let mut plan = plan_of(trying.parsed);
+    plan.extra = vec![
+        ("bootstrap_host", serde_json::Value::from(host).to_string()),
+        ("bootstrap_port", port.parse::<u16>().unwrap_or(8998).to_string()),
+        // 63 bits: the engine reads it as a signed number.
+        ("bootstrap_room", (rand::random::<u64>() >> 1).to_string()),
+    ];
+    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
+    let prefill_span = tracing::info_span!("prefill", worker = prefill.name());
+    let decode_span = tracing::info_span!("decode", worker = decode.name());
+    let prefill_leg = leg(prefill, trying, &prefill_span, edited.body.clone());
+    let decode_leg = leg(decode, trying, &decode_span, edited.body);
+    let prefilling = begin(&router.upstream, prefill_leg).instrument(prefill_span);
+    let decoding = begin(&router.upstream, decode_leg).instrument(decode_span);
+    tokio::pin!(prefilling, decoding);
+    let mut prefilled = false;
+    loop {
+        tokio::select! {
+            // Returning from either side drops, and so cancels, the other one.
+            answer = &mut prefilling, if !prefilled => match answer {
+                Err(fault) => return Ok(Outcome::Failed { blamed: prefill.id, fault }),
+                Ok(begun) if begun.head.status.is_success() => {
+                    prefilled = true;
+                    reservation.prefill_done();
+                    tokio::spawn(tokio::time::timeout(PREFILL_TIMEOUT, rest(begun)));
+                }
+                Ok(begun) => return Ok(Outcome::Begun { begun, strip_usage: false }),
+            },
+            answer = &mut decoding => return Ok(match answer {
+                Ok(begun) => Outcome::Begun { begun, strip_usage: edited.strip_usage },
+                Err(fault) => {
+                    reservation.transfer_failed();
+                    Outcome::Failed { blamed: decode.id, fault }
+                }
+            }),
         }
     }
 }

@@ -11,7 +11,6 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use crate::body::PromptInput;
 use crate::error::ApiError;
 
 /// Root that engines with the built-in tokenizer name.
@@ -297,33 +296,34 @@ impl PoolTokens {
         let done = if bytes <= inline {
             run(&tokens, &job, started + allowed)
         } else {
-            match self.run_beside(tokens, job.clone(), started, allowed).await {
-                Some(done) => done,
-                None => Ok(unknown(&job, Degraded::Budget)),
+            let shared = Arc::new(job);
+            let done = self.run_beside(tokens, Arc::clone(&shared), started, allowed).await;
+            match done.unwrap_or_else(|| Ok(unknown(&shared, Degraded::Budget))) {
+                Ok(found) => return Ok(self.counted(found, bytes, started)),
+                Err(Failed) => return Ok(unknown(&shared, Degraded::Failed)),
             }
         };
         match done {
-            Ok(found) => {
-                if found.degraded.is_none() {
-                    self.measured(bytes, started.elapsed());
-                }
-                Ok(found)
-            }
-            Err(reason) => {
-                tracing::debug!(reason, "a prompt couldn't be tokenised");
-                Ok(unknown(&job, Degraded::Failed))
-            }
+            Ok(found) => Ok(self.counted(found, bytes, started)),
+            Err(Failed) => Ok(unknown(&job, Degraded::Failed)),
         }
+    }
+
+    fn counted(&self, found: Tokens, bytes: usize, started: Instant) -> Tokens {
+        if found.degraded.is_none() {
+            self.measured(bytes, started.elapsed());
+        }
+        found
     }
 
     /// On a thread beside the reactor; `None` where it takes longer than allowed (it goes on and fills the caches).
     async fn run_beside(
         &self,
         tokens: Arc<ModelTokens>,
-        job: Job,
+        job: Arc<Job>,
         started: Instant,
         allowed: Duration,
-    ) -> Option<Result<Tokens, String>> {
+    ) -> Option<Result<Tokens, Failed>> {
         let work = async {
             let permit = Arc::clone(&self.blocking).acquire_owned().await.ok()?;
             tokio::task::spawn_blocking(move || {
@@ -362,18 +362,11 @@ fn unknown(job: &Job, why: Degraded) -> Tokens {
     }
 }
 
-/// Token ids that came with the request.
-pub(crate) fn given(input: PromptInput) -> Option<Tokens> {
-    match input {
-        PromptInput::Tokens(prompts) => Some(Tokens {
-            prompts,
-            ..Tokens::default()
-        }),
-        PromptInput::Texts(_) => None,
-    }
-}
+/// The template or the tokenizer failed. Their words may quote the prompt, so they go nowhere; the engine answers with
+/// its own.
+struct Failed;
 
-fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, String> {
+fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, Failed> {
     let mut done = 0;
     let mut go_on = |bytes: usize| {
         done = bytes;
@@ -386,7 +379,7 @@ fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, Str
             for text in texts {
                 let prompt = tokens
                     .encode_prompt_within(text, *add_special, &mut go_on)
-                    .map_err(|e| e.to_string())?;
+                    .map_err(|_| Failed)?;
                 found.prompts.push(prompt.ids);
                 if prompt.end != PromptEnd::Whole {
                     end = prompt.end;
@@ -395,10 +388,8 @@ fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, Str
             }
         }
         Job::Chat(value) => {
-            let request = ChatRequest::from_body(value).map_err(|e| e.to_string())?;
-            let prompt = tokens
-                .encode_chat_within(&request, &mut go_on)
-                .map_err(|e| e.to_string())?;
+            let request = ChatRequest::from_body(value).map_err(|_| Failed)?;
+            let prompt = tokens.encode_chat_within(&request, &mut go_on).map_err(|_| Failed)?;
             found.prompts.push(prompt.ids);
             end = prompt.end;
         }

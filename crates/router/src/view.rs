@@ -140,6 +140,14 @@ impl View {
         Ok(())
     }
 
+    /// Moves over log entries that hold no command: the stream has delivered everything up to there.
+    fn skip_to(&self, at: u64) {
+        if at > self.applied() && self.applied() > 0 {
+            self.state.write().skip_to(LogIndex(at));
+            self.applied.store(at, Ordering::Release);
+        }
+    }
+
     /// Replaces the copy by a snapshot, unless that would take it back within the same cluster.
     fn install(&self, index: u64, fresh: IndexState) {
         let mut state = self.state.write();
@@ -282,6 +290,9 @@ impl Follower {
             }
             if let Some(v1::feed_frame::Frame::Soft(soft)) = frame.frame {
                 self.sink.take(soft);
+            }
+            if snapshot.is_empty() {
+                self.view.skip_to(frame.applied_index);
             }
             if frame.quorum_age_ms <= STALE_MS {
                 // Behind a snapshot that is still on its way the old view goes on.

@@ -22,7 +22,7 @@ use crate::metrics::{PolicyLabel, Reason};
 use crate::observe::{self, Exchange};
 use crate::reply::ReplyBody;
 use crate::state::{InFlightGuard, Router};
-use crate::tokenize::{Budget, Degraded, Job, Tokens, given, too_long};
+use crate::tokenize::{Budget, Degraded, Job, Tokens, too_long};
 use crate::upstream::UpstreamFault;
 use crate::{operator, split};
 
@@ -99,12 +99,12 @@ async fn serve(
 ) -> Result<Response<ReplyBody>, ApiError> {
     let held = router.bodies.read(body, router.body_limits).await?;
     let scanned = ScannedBody::new(held.bytes.clone())?;
-    let parsed = parse(router, &arrival, &scanned)?;
+    let mut parsed = parse(router, &arrival, &scanned)?;
     span.record("endpoint", parsed.endpoint.label());
     let fleet = router.fleet.load_full();
     let (pool, adapter) = pool_of(&fleet, parsed.fields.model.as_deref())?;
     span.record("pool", pool.name.as_str());
-    let asked = ask(router, &fleet, pool, adapter, &parsed, &arrival).await?;
+    let asked = ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
     span.record("tokens", asked.prompt_tokens);
     let mut headers = arrival.headers;
     let request_id = request_id(&mut headers);
@@ -183,7 +183,7 @@ pub(crate) async fn ask<'a>(
     fleet: &Fleet,
     pool: &'a Pool,
     adapter: Option<&'a str>,
-    parsed: &Parsed<'_>,
+    parsed: &mut Parsed<'_>,
     arrival: &Arrival,
 ) -> Result<Asked<'a>, ApiError> {
     let policy = request_policy(router, &arrival.headers)?;
@@ -225,7 +225,7 @@ pub(crate) async fn ask<'a>(
 async fn tokenize(
     router: &Router,
     pool: &Pool,
-    parsed: &Parsed<'_>,
+    parsed: &mut Parsed<'_>,
     by_text: bool,
 ) -> Result<(Tokens, Option<String>), ApiError> {
     let span = tracing::info_span!(
@@ -234,14 +234,26 @@ async fn tokenize(
         degraded = tracing::field::Empty
     );
     let started = Instant::now();
-    let job = match (parsed.endpoint, &parsed.fields.chat) {
-        (Endpoint::Chat, Some(chat)) => Job::Chat(chat.clone()),
+    let job = match (parsed.endpoint, parsed.fields.chat.take()) {
+        (Endpoint::Chat, Some(chat)) => Job::Chat(chat),
         (Endpoint::Completions, _) => match PromptInput::parse(parsed.fields.prompt.unwrap_or("null"))? {
             PromptInput::Texts(texts) => Job::Texts {
                 texts,
                 add_special: parsed.fields.add_special_tokens.unwrap_or(true),
             },
-            ids @ PromptInput::Tokens(_) => return Ok((given(ids).unwrap_or_default(), None)),
+            PromptInput::Tokens(prompts) => {
+                let prompts = prompts
+                    .into_iter()
+                    .map(|ids| truncated(ids, parsed.fields.truncate))
+                    .collect();
+                return Ok((
+                    Tokens {
+                        prompts,
+                        ..Tokens::default()
+                    },
+                    None,
+                ));
+            }
         },
         (Endpoint::Embeddings | Endpoint::Chat, _) => return Ok((Tokens::default(), None)),
     };
@@ -251,17 +263,34 @@ async fn tokenize(
         per_kib: std::time::Duration::from_micros(router.config.tokenize_budget_us_per_kib),
     };
     let max = pool.max_model_len.filter(|_| !parsed.fields.truncates);
-    let tokens = router
+    let mut tokens = router
         .tokens_of(&pool.name)
         .encode(job, budget, max)
         .instrument(span.clone())
         .await?;
+    if parsed.endpoint == Endpoint::Completions && tokens.degraded.is_none() {
+        for prompt in &mut tokens.prompts {
+            *prompt = truncated(std::mem::take(prompt), parsed.fields.truncate);
+        }
+    }
     router.metrics.tokenize_seconds.observe(started.elapsed().as_secs_f64());
     span.record("tokens", tokens.total());
     if let Some(degraded) = tokens.degraded {
         span.record("degraded", degraded.as_str());
     }
     Ok((tokens, text))
+}
+
+/// What is left of a prompt that the client lets the engine shorten.
+fn truncated(mut ids: Vec<u32>, how: Option<cairn_tokens::Truncate>) -> Vec<u32> {
+    if let Some(how) = how {
+        if how.from_left {
+            ids.drain(..ids.len().saturating_sub(how.keep));
+        } else {
+            ids.truncate(how.keep);
+        }
+    }
+    ids
 }
 
 /// The policy that a request names, where that is allowed.

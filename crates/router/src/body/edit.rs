@@ -90,6 +90,7 @@ pub(crate) fn edit(body: &Bytes, found: &[Member<'_>], plan: &EditPlan) -> Resul
             out.add("\"max_completion_tokens\":1".into());
         }
     }
+    // Further members go last: of duplicates an engine takes the last one.
     for (key, json) in &plan.extra {
         out.add(format!("\"{key}\":{json}"));
     }

@@ -1,5 +1,6 @@
 //! The members that a decision needs, read from their spans; everything else stays unread.
 
+use cairn_tokens::Truncate;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -76,6 +77,8 @@ pub(crate) struct Fields<'a> {
     pub add_special_tokens: Option<bool>,
     /// `truncate_prompt_tokens` or `truncation_side` is given.
     pub truncates: bool,
+    /// What that keeps of a text completion's prompts.
+    pub truncate: Option<Truncate>,
     /// The members that reach the chat template; `None` where this isn't a chat.
     pub chat: Option<Value>,
     /// Raw `prompt`.
@@ -125,6 +128,11 @@ impl<'a> Fields<'a> {
             prompt_cache_key: get.text("prompt_cache_key")?,
             add_special_tokens: get.flag("add_special_tokens")?,
             truncates: get.raw("truncate_prompt_tokens").is_some(),
+            truncate: match get.object(&["truncate_prompt_tokens", "truncation_side"]) {
+                // A wrong type is left to the engine, whose rules differ between versions.
+                Value::Object(object) => Truncate::from_body(&object).ok().flatten(),
+                _ => None,
+            },
             chat,
             prompt,
             has_kv_transfer_params: get.raw("kv_transfer_params").is_some(),

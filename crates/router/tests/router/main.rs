@@ -3,7 +3,12 @@
 
 mod client;
 mod engine;
+mod faults;
+mod hostile;
+mod index;
 mod proxy;
+mod routing;
+mod traces;
 
 use cairn_router::{Config, EngineConfig, Running};
 use engine::Engine;
