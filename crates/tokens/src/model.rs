@@ -201,7 +201,7 @@ impl ModelTokens {
         text: &str,
         end: usize,
         add_special: bool,
-        mut go_on: Option<&mut dyn FnMut(usize) -> bool>,
+        go_on: Option<&mut dyn FnMut(usize) -> bool>,
     ) -> Result<Prompt, EncodeError> {
         if text.len() > self.text_bytes_max {
             return Err(EncodeError::TooLong {
@@ -216,32 +216,12 @@ impl ModelTokens {
             ids.extend_from_slice(&self.encoder.before);
         }
         let before = ids.len();
-        let mut done = 0;
-        let complete = self.cutter.pieces(text, |piece| {
-            let piece = match piece {
-                Piece::Token(id) => {
-                    ids.push(id);
-                    return Ok(true);
-                }
-                Piece::Text(piece) => piece,
-            };
-            let cache = self.cache.as_ref().filter(|_| !self.distrusted.load(Ordering::Relaxed));
-            if !cache.is_some_and(|c| c.append(piece, &mut ids)) {
-                if let Some(go_on) = go_on.as_mut() {
-                    let endless = piece.len() > UNCUT_BYTES_MAX && self.encoder.pipeline() != Pipeline::Fast;
-                    if endless || !go_on(done) {
-                        return Ok(false);
-                    }
-                }
-                let computed = self.encoder.encode(piece)?;
-                ids.extend_from_slice(&computed);
-                if let Some(cache) = cache {
-                    cache.insert(piece, &computed);
-                }
-            }
-            done += piece.len();
-            Ok(true)
-        })?;
+        let complete = if self.distrusted.load(Ordering::Relaxed) {
+            ids.extend(self.encoder.encode_reference(text)?);
+            true
+        } else {
+            self.encode_pieces(text, &mut ids, go_on)?
+        };
         if complete {
             self.samples.offer(text, &ids[before..]);
             if add_special && whole {
@@ -251,6 +231,40 @@ impl ModelTokens {
         Ok(Prompt {
             ids,
             end: if complete { PromptEnd::Whole } else { PromptEnd::Budget },
+        })
+    }
+
+    /// Appends the ids of `text`, known pieces from the cache; false where the budget ended before the text.
+    fn encode_pieces(
+        &self,
+        text: &str,
+        ids: &mut Vec<Token>,
+        mut go_on: Option<&mut dyn FnMut(usize) -> bool>,
+    ) -> Result<bool, EncodeError> {
+        let mut done = 0;
+        self.cutter.pieces(text, |piece| {
+            let piece = match piece {
+                Piece::Token(id) => {
+                    ids.push(id);
+                    return Ok(true);
+                }
+                Piece::Text(piece) => piece,
+            };
+            if !self.cache.as_ref().is_some_and(|cache| cache.append(piece, ids)) {
+                if let Some(go_on) = go_on.as_mut() {
+                    let endless = piece.len() > UNCUT_BYTES_MAX && self.encoder.pipeline() != Pipeline::Fast;
+                    if endless || !go_on(done) {
+                        return Ok(false);
+                    }
+                }
+                let computed = self.encoder.encode(piece)?;
+                ids.extend_from_slice(&computed);
+                if let Some(cache) = &self.cache {
+                    cache.insert(piece, &computed);
+                }
+            }
+            done += piece.len();
+            Ok(true)
         })
     }
 
