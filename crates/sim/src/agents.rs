@@ -33,13 +33,16 @@ pub(crate) struct Agent {
     pub(crate) events_up: bool,
     pub(crate) node: usize,
     pub(crate) conn: u64,
-    pub(crate) stopped: bool,
+    /// This process has an answer to its registration over the present connection: before that nothing is sent.
+    ready: bool,
     registering: Option<u64>,
     waiting_since: Option<u64>,
     unanswered: u64,
     renewed_at: u64,
     audited_at: u64,
     loads: u64,
+    /// Gaps that its source had counted when it was last looked at.
+    pub(crate) gaps_seen: u64,
 }
 
 /// Tiers of a source in the order of its holders.
@@ -75,19 +78,20 @@ impl Agent {
             events_up: false,
             node: engine % plan.nodes,
             conn: 0,
-            stopped: false,
+            ready: false,
             registering: None,
             waiting_since: None,
             unanswered: 0,
             renewed_at: 0,
             audited_at: 0,
             loads: 0,
+            gaps_seen: 0,
         }
     }
 
     /// Live messages reach it.
     pub(crate) fn subscribed(&self) -> bool {
-        self.up && self.events_up && !self.stopped
+        self.up && self.events_up
     }
 
     fn config(plan: &Plan) -> SourceConfig {
@@ -174,6 +178,8 @@ impl World {
     }
 
     pub(crate) fn agent_crash(&mut self, agent: usize) {
+        self.remember_gaps(agent);
+        self.agents[agent].gaps_seen = 0;
         let place = &mut self.agents[agent];
         place.up = false;
         place.life.0 += 1;
@@ -181,6 +187,7 @@ impl World {
         place.events_conn += 1;
         place.events_up = false;
         place.source = None;
+        place.ready = false;
         place.registering = None;
         place.waiting_since = None;
         self.note("agent dies", &[agent as u64]);
@@ -260,7 +267,7 @@ impl World {
     }
 
     pub(crate) fn agent_tick(&mut self, agent: usize, life: Life) {
-        if self.agents[agent].life != life || !self.agents[agent].up || self.agents[agent].stopped {
+        if self.agents[agent].life != life || !self.agents[agent].up {
             return;
         }
         self.after(100_000, Event::AgentTick { agent, life });
@@ -285,6 +292,7 @@ impl World {
         let place = &mut self.agents[agent];
         place.conn += 1;
         place.node = (place.node + 1) % nodes;
+        place.ready = false;
         place.registering = None;
         place.waiting_since = None;
         place.unanswered = 0;
@@ -304,7 +312,7 @@ impl World {
             }
             return;
         }
-        if self.agents[agent].registering.is_some() || self.agents[agent].stopped {
+        if self.agents[agent].registering.is_some() {
             return;
         }
         let place = &mut self.agents[agent];
@@ -336,7 +344,7 @@ impl World {
     /// Carries out effects and sends what is due.
     pub(crate) fn agent_drive(&mut self, agent: usize) {
         let life = self.agents[agent].life;
-        if !self.agent_hears(agent, life) || self.agents[agent].stopped {
+        if !self.agent_hears(agent, life) {
             return;
         }
         loop {
@@ -359,15 +367,21 @@ impl World {
                     self.note("agent begins anew", &[agent as u64]);
                     // Answers to what was sent for the old life don't concern the new one.
                     self.agents[agent].conn += 1;
+                    self.agents[agent].ready = false;
                     self.agents[agent].registering = None;
                     self.agents[agent].waiting_since = None;
                     self.agents[agent].unanswered = 0;
                     self.agent_register(agent, life);
                 }
                 Effect::Stop { current } => {
+                    // Another agent has it, or an own registration that came late: ask, and stand by while it is held.
                     self.note("agent is fenced", &[agent as u64, current.0]);
-                    self.agents[agent].stopped = true;
-                    return;
+                    self.agents[agent].conn += 1;
+                    self.agents[agent].ready = false;
+                    self.agents[agent].registering = None;
+                    self.agents[agent].waiting_since = None;
+                    self.agents[agent].unanswered = 0;
+                    self.after(300_000, Event::AgentRegister { agent, life });
                 }
             }
         }
@@ -381,7 +395,7 @@ impl World {
         let Some(registration) = source.registration().cloned() else {
             return;
         };
-        if place.registering.is_some() {
+        if !place.ready {
             return;
         }
         loop {
@@ -482,6 +496,7 @@ impl World {
                 let now = self.ms();
                 let place = &mut self.agents[agent];
                 let _ = worker;
+                place.ready = true;
                 if let Some(own) = place.source.as_mut() {
                     own.registered(
                         now,
@@ -508,7 +523,7 @@ impl World {
 
     /// Metrics of the engine, a checkpoint, an audit, and the load report for routers.
     pub(crate) fn agent_poll(&mut self, agent: usize, life: Life) {
-        if self.agents[agent].life != life || !self.agents[agent].up || self.agents[agent].stopped {
+        if self.agents[agent].life != life || !self.agents[agent].up {
             return;
         }
         self.after(400_000, Event::AgentPoll { agent, life });
@@ -545,7 +560,7 @@ impl World {
         let Some((source, incarnation)) = registered(place) else {
             return;
         };
-        if self.now - place.audited_at < 2_000_000 || place.registering.is_some() {
+        if self.now - place.audited_at < 2_000_000 || !place.ready {
             return;
         }
         place.audited_at = self.now;

@@ -452,6 +452,15 @@ impl World {
         self.feed_entries(node, from);
     }
 
+    /// At the end: the last entries are given the time to arrive.
+    pub(crate) fn let_replicas_finish(&mut self) {
+        for node in 0..self.cluster.nodes.len() {
+            if self.cluster.nodes[node].up && !self.cluster.nodes[node].alone {
+                self.replay_log(node);
+            }
+        }
+    }
+
     fn replay_log(&mut self, node: usize) {
         let mut at = self.cluster.nodes[node].state.applied().0;
         while at < self.cluster.log.len() as u64 {

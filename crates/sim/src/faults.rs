@@ -46,7 +46,7 @@ impl World {
     }
 
     fn restart_agent(&mut self, agent: usize) {
-        if !self.agents[agent].up || self.agents[agent].stopped {
+        if !self.agents[agent].up {
             return;
         }
         self.agent_crash(agent);
@@ -69,7 +69,7 @@ impl World {
     /// Another agent process takes the engine, while the first one hangs and may come back.
     fn take_over(&mut self, agent: usize) {
         let engine = self.agents[agent].engine;
-        let living = self.agents.iter().filter(|a| a.engine == engine && !a.stopped).count();
+        let living = self.agents.iter().filter(|a| a.engine == engine).count();
         if living > 1 || self.agents.len() > 12 || !self.agents[agent].up {
             return;
         }
@@ -82,7 +82,7 @@ impl World {
     }
 
     fn cut_events(&mut self, agent: usize) {
-        if self.agents[agent].up && !self.agents[agent].stopped {
+        if self.agents[agent].up {
             self.note("events are cut", &[agent as u64]);
             self.agent_lose_events(agent);
         }

@@ -361,8 +361,8 @@ impl World {
             );
         };
         let salt = self.requests[request].salt.as_deref().unwrap_or("").to_owned();
-        self.check_tenancy(worker, &salt, predicted);
-        self.served.insert((worker, salt));
+        self.check_tenancy(engine, &salt, predicted);
+        self.served.insert((engine, salt));
         let asked = &mut self.requests[request];
         asked.attempt += 1;
         asked.engine = engine;

@@ -73,8 +73,8 @@ pub(crate) struct World {
     pub(crate) requests: Vec<Request>,
     /// Prompts with their salts that were ever asked, for probes.
     pub(crate) asked: Vec<(Rc<Vec<u32>>, Option<Rc<str>>)>,
-    /// Salts that were ever sent to a worker.
-    pub(crate) served: BTreeSet<(WorkerId, String)>,
+    /// Salts that were ever sent to an engine.
+    pub(crate) served: BTreeSet<(usize, String)>,
     pub(crate) gone: Vec<Gone>,
     /// Next delivery on an ordered connection, by its name.
     fifo: BTreeMap<(u8, usize, usize, u64), u64>,

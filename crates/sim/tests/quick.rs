@@ -15,7 +15,7 @@ fn quick() {
         };
         let r = run(plan.clone());
         if std::env::var("TRACE").is_ok() {
-            for l in r.trace.lines.iter().rev().take(400).rev() {
+            for l in r.trace.lines.iter().rev().take(20000).rev() {
                 println!("{l}");
             }
             println!("{plan:?}");
