@@ -313,7 +313,11 @@ impl SourceTask {
             core.asleep(now, view.asleep);
             core.served(now, view.computed_tokens);
         }
-        self.lifetime.describe(&view.spec);
+        if self.lifetime.describe(&view.spec)
+            && let Some(core) = &mut self.core
+        {
+            core.push_stream_lost();
+        }
     }
 
     fn config(&self, seed: cairn_blocks::ClusterSeed) -> SourceConfig {

@@ -102,11 +102,14 @@ impl Lifetime {
         self.trouble = Some("another agent speaks for this source".to_owned());
     }
 
-    /// The description changed: the index is told by a resumed registration.
-    pub(super) fn describe(&mut self, spec: &Arc<SourceSpec>) {
-        if self.is_registered() && self.described.as_ref().is_some_and(|old| old != spec) {
+    /// The description changed: the index is told by a resumed registration. `true` where answers to batches under
+    /// way won't be heard any more.
+    pub(super) fn describe(&mut self, spec: &Arc<SourceSpec>) -> bool {
+        let changed = self.is_registered() && self.described.as_ref().is_some_and(|old| old != spec);
+        if changed {
             self.ask_again();
         }
+        changed
     }
 
     /// The stream broke or came up; `true` where unacknowledged batches must be sent again.
@@ -124,6 +127,8 @@ impl Lifetime {
         if let Phase::Asking(asking) = &self.phase {
             asking.abort();
         }
+        // The index may begin a new lifetime before we hear of it, and then says that the old one is fenced: by us.
+        self.place = None;
         self.phase = Phase::Idle(Instant::now());
         self.state = "unregistered";
     }

@@ -7,6 +7,7 @@ mod fake_engine;
 mod fake_index;
 mod hostile;
 mod index;
+mod real;
 mod restarts;
 mod stream;
 
