@@ -177,6 +177,9 @@ impl<'a> Prompt<'a> {
 
     /// Tokens that a holder serves when it holds the first `depth` blocks.
     fn tokens(&self, depth: u32, fetch_unit: u32) -> u32 {
+        if depth == 0 {
+            return 0;
+        }
         let tokens = (depth.min(self.keys.len() as u32) * self.block_size).min(self.tokens_max);
         tokens - tokens % fetch_unit
     }

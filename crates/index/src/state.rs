@@ -1,10 +1,12 @@
 //! The replicated state: registry and residency, changed by one command at a time in log order.
 
+use std::sync::OnceLock;
+
 use crate::digest::scramble;
 use crate::overlap::ReachTables;
 use crate::{
-    Batch, BatchOutcome, Command, Confidence, HolderDigest, HolderId, Incarnation, LeaseState, LogIndex, Op, Query,
-    Registry, Reply, Residency, Seq, SourceId, Stored, WorkerId, WorkerOverlap,
+    Batch, BatchOutcome, Command, Confidence, DegradedReason, HolderDigest, HolderId, Incarnation, LeaseState,
+    LogIndex, Op, Query, Registry, Reply, Residency, Seq, SourceId, Stored, WorkerId, WorkerOverlap,
 };
 
 /// Digest of everything in an [`IndexState`] but its place in the log.
@@ -59,9 +61,10 @@ pub struct IndexState {
     pub(crate) applied: LogIndex,
     pub(crate) next_source: u32,
     pub(crate) next_worker: u32,
-    /// Digest of the registry without what every batch changes; renewed when that changes.
-    pub(crate) registry_digest: u64,
-    pub(crate) reach: ReachTables,
+    /// Digest of the registry without what every batch changes; worked out when asked for after a change.
+    registry_digest: OnceLock<u64>,
+    /// Which holders each worker reaches; as above.
+    reach: OnceLock<ReachTables>,
     pub(crate) counters: Counters,
 }
 
@@ -69,9 +72,25 @@ impl IndexState {
     /// The state before the first command.
     #[must_use]
     pub fn new() -> Self {
-        let mut state = Self::default();
-        state.registry_changed();
-        state
+        Self::default()
+    }
+
+    /// A state as a snapshot holds it.
+    pub(crate) fn restored(
+        registry: Registry,
+        residency: Residency,
+        applied: LogIndex,
+        next_source: u32,
+        next_worker: u32,
+    ) -> Self {
+        Self {
+            registry,
+            residency,
+            applied,
+            next_source,
+            next_worker,
+            ..Self::default()
+        }
     }
 
     /// Applies the command at its place in the log. Calls come in log order, without repeats.
@@ -132,7 +151,7 @@ impl IndexState {
     /// Costs a few nanoseconds for each source and holder.
     #[must_use]
     pub fn digest(&self) -> StateDigest {
-        let mut digest = self.registry_digest;
+        let mut digest = *self.registry_digest.get_or_init(|| crate::codec::registry_digest(self));
         for (id, source) in &self.registry.sources {
             digest = scramble(digest ^ u64::from(id.0));
             digest = scramble(digest ^ source.incarnation.0);
@@ -151,7 +170,8 @@ impl IndexState {
     ///
     /// `out` is emptied first, and stays empty where there is no such pool.
     pub fn overlap(&self, query: &Query<'_>, out: &mut Vec<WorkerOverlap>) {
-        self.reach.overlap(&self.residency, query, out);
+        let reach = self.reach.get_or_init(|| ReachTables::new(&self.registry));
+        reach.overlap(&self.residency, query, out);
     }
 
     /// What the index holds of one source, for comparison with its agent's mirror.
@@ -170,11 +190,11 @@ impl IndexState {
         })
     }
 
-    /// Renews what is derived from the registry, after a change to anything but positions.
+    /// Forgets what is derived from the registry, after a change to anything but positions.
     pub(crate) fn registry_changed(&mut self) {
         self.registry.version += 1;
-        self.registry_digest = crate::codec::registry_digest(self);
-        self.reach = ReachTables::new(&self.registry);
+        self.registry_digest = OnceLock::new();
+        self.reach = OnceLock::new();
     }
 
     fn set_lease(&mut self, source: SourceId, incarnation: Incarnation, lease: LeaseState) -> Reply {
@@ -239,6 +259,7 @@ impl IndexState {
         self.counters.batches += 1;
         let mut unknown_anchors = Vec::new();
         let mut confidence = source.confidence;
+        let mut full = false;
         for (position, op) in (0u32..).zip(&batch.ops) {
             match op {
                 Op::Store {
@@ -258,7 +279,10 @@ impl IndexState {
                             unknown_anchors.push(position);
                         }
                         Stored::Refused => self.counters.refused_stores += 1,
-                        Stored::Full => self.counters.full_stores += 1,
+                        Stored::Full => {
+                            self.counters.full_stores += 1;
+                            full = true;
+                        }
                         Stored::UnknownHolder => self.counters.foreign_holders += 1,
                     }
                 }
@@ -276,6 +300,9 @@ impl IndexState {
                 Op::Confidence(said) => confidence = *said,
             }
         }
+        if full {
+            confidence = Confidence::Degraded(DegradedReason::Bounded);
+        }
         if confidence != source.confidence {
             source.confidence = confidence;
             self.registry_changed();
@@ -290,7 +317,7 @@ impl crate::Source {
     pub fn claim(&self) -> Confidence {
         match self.lease {
             LeaseState::Live => self.confidence,
-            LeaseState::Lapsed(_) => Confidence::Degraded(crate::DegradedReason::LeaseLapsed),
+            LeaseState::Lapsed(_) => Confidence::Degraded(DegradedReason::LeaseLapsed),
         }
     }
 }

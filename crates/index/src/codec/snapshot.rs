@@ -6,7 +6,6 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::registry::{put_registry, registry};
 use super::wire::{DecodeError, In, Out};
-use crate::overlap::ReachTables;
 use crate::{IndexState, LogIndex, Residency};
 
 /// Version of the bytes of a snapshot.
@@ -54,17 +53,7 @@ pub fn decode_snapshot<R: Read>(from: R) -> Result<IndexState, DecodeError> {
     let applied = LogIndex(input.number("the applied index")?);
     let (registry, next_source, next_worker) = registry(&mut input)?;
     let residency = Residency::read(&mut input, registry.holders.keys().copied())?;
-    let reach = ReachTables::new(&registry);
-    let mut state = IndexState {
-        registry,
-        residency,
-        applied,
-        next_source,
-        next_worker,
-        reach,
-        ..IndexState::default()
-    };
-    state.registry_digest = super::registry_digest(&state);
+    let state = IndexState::restored(registry, residency, applied, next_source, next_worker);
     let written = input.word("the snapshot's digest")?;
     let found = state.digest().0;
     if found != written {

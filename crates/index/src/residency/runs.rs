@@ -266,14 +266,14 @@ impl Runs {
                 return;
             }
             let mut end = run.child_max;
+            if end == run.len {
+                return;
+            }
             for share in &run.shares {
                 if share.cut() == run.len {
                     return;
                 }
                 end = end.max(share.cut());
-            }
-            if end == run.len {
-                return;
             }
             if end > 0 {
                 self.truncate(id, end);
