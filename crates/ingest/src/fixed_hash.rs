@@ -16,6 +16,7 @@ pub(crate) fn scatter(word: u64) -> u64 {
 pub(crate) struct Scatter(u64);
 
 impl Hasher for Scatter {
+    #[inline]
     fn finish(&self) -> u64 {
         self.0
     }
@@ -28,14 +29,17 @@ impl Hasher for Scatter {
         }
     }
 
+    #[inline]
     fn write_u8(&mut self, n: u8) {
         self.write_u64(u64::from(n));
     }
 
+    #[inline]
     fn write_u32(&mut self, n: u32) {
         self.write_u64(u64::from(n));
     }
 
+    #[inline]
     fn write_u64(&mut self, n: u64) {
         self.0 = scatter(self.0.rotate_left(23) ^ n);
     }

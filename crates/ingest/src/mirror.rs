@@ -19,7 +19,7 @@ use cairn_index::{HolderDigest, Tier};
 use crate::fixed_hash::FixedMap;
 use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason};
 use groups::Groups;
-use node::{ALL_TIERS, Arena, DIRTY, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS};
+use node::{Arena, DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use quarantine::Quarantine;
 
 /// Nodes that nobody holds, up to which some are kept a while where the source has outer tiers: their events may come later than the
@@ -169,7 +169,7 @@ impl Mirror {
         let slots: Vec<Slot> = self.arena.slots().collect();
         for slot in &slots {
             let node = self.arena.get_mut(*slot);
-            node.flags &= !(ALL_TIERS * SENT | ALL_TIERS * DIRTY);
+            node.flags &= !(TOLD_ANYWHERE | DIRTY_ANYWHERE);
         }
         for tier in 0..self.config.tiers.len() {
             self.told[tier] = HolderDigest::default();
@@ -226,11 +226,13 @@ impl Mirror {
         self.config.tiers.iter().position(|t| *t == wanted)
     }
 
+    #[inline]
     fn refuse(&mut self, reason: RefusalReason) {
         self.stats.refused.add(reason);
     }
 
     /// Sets how many copies a node has in a tier, and notes what that changes.
+    #[inline]
     fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
         let before = self.arena.get(slot).copies;
         self.arena.set_copies(slot, tier, copies);
@@ -253,6 +255,7 @@ impl Mirror {
     }
 
     /// Notes that what `slot` completes in `tier` may have changed, and what hangs on it inside the same block.
+    #[inline]
     fn touch(&mut self, slot: Slot, tier: usize) {
         self.mark(slot, tier);
         if !self.mixed {
@@ -260,7 +263,7 @@ impl Mirror {
         }
         let size = self.config.block_size.tokens();
         let end = self.arena.get(slot).end;
-        if end % size == 0 {
+        if end.is_multiple_of(size) {
             return;
         }
         let ceiling = end - end % size + size;
@@ -276,6 +279,7 @@ impl Mirror {
     }
 
     /// Puts a node into the list of changes, if it completes a block.
+    #[inline]
     fn mark(&mut self, slot: Slot, tier: usize) {
         if self.mixed && self.owned(slot) == 0 {
             return;
@@ -304,6 +308,7 @@ impl Mirror {
     }
 
     /// How many canonical blocks end inside this node.
+    #[inline]
     fn owned(&self, slot: Slot) -> u32 {
         if !self.mixed {
             return 1;
@@ -317,6 +322,7 @@ impl Mirror {
     }
 
     /// Whether a holder has everything of the first block that this node completes, and the node itself.
+    #[inline]
     fn is_effective(&self, slot: Slot, tier: usize) -> bool {
         let node = self.arena.get(slot);
         if node.copies[tier] == 0 {
@@ -395,7 +401,7 @@ impl Mirror {
         }
         let mut kept = VecDeque::new();
         for entry in std::mem::take(&mut self.dirty) {
-            let (slot, tier) = (entry & (1 << 30) - 1, (entry >> 30) as usize);
+            let (slot, tier) = (entry & ((1 << 30) - 1), (entry >> 30) as usize);
             if self.is_effective(slot, tier) == self.arena.get(slot).has(SENT << tier) {
                 self.arena.get_mut(slot).set(DIRTY << tier, false);
                 if self.arena.get(slot).is_idle() {
@@ -410,6 +416,7 @@ impl Mirror {
     }
 
     /// The root above a node.
+    #[inline]
     fn root_of(&self, slot: Slot) -> Slot {
         let mut at = slot;
         while !self.arena.get(at).has(ROOT) {
@@ -422,6 +429,7 @@ impl Mirror {
     }
 
     /// Appends the keys that a node completes.
+    #[inline]
     fn push_keys(&self, slot: Slot, out: &mut Vec<BlockKey>) {
         if self.owned(slot) == 0 {
             return;

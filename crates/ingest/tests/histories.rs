@@ -112,7 +112,7 @@ impl World {
             let hit = self.rig.hit(&prompt);
             let shape = (self.engine.block_size, self.canonical);
             assert_eq!(hit.0, truth.0, "seed {seed}, {} tokens, {shape:?}", prompt.len());
-            if shape.0 % shape.1 == 0 || shape.1 % shape.0 == 0 {
+            if shape.0.is_multiple_of(shape.1) || shape.1.is_multiple_of(shape.0) {
                 assert_eq!(hit.1, truth.1, "seed {seed}, {} tokens, {shape:?}", prompt.len());
             } else {
                 // Where engine blocks lie across canonical ones, a block below a half-held one isn't claimed.

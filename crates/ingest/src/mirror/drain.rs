@@ -4,7 +4,7 @@ use cairn_blocks::{BlockKey, Depth};
 use cairn_index::{HolderId, Op};
 
 use super::Mirror;
-use super::node::{ALL_TIERS, DIRTY, ROOT, SENT, Slot, TIERS};
+use super::node::{DIRTY, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 
 /// Longest walk up to something that the index knows: a chain of a million tokens at 16 a block.
 const MAX_PATH: usize = 1 << 16;
@@ -78,6 +78,7 @@ impl Mirror {
         changes
     }
 
+    #[inline]
     fn next(&self, slot: Slot, tier: usize) -> Next {
         match (self.is_effective(slot, tier), self.arena.get(slot).has(SENT << tier)) {
             (true, false) => Next::Store,
@@ -86,11 +87,13 @@ impl Mirror {
         }
     }
 
+    #[inline]
     fn depth(&self, slot: Slot) -> u32 {
         self.arena.get(slot).end / self.config.block_size.tokens()
     }
 
     /// The nearest node above that completes a block, or the root.
+    #[inline]
     fn key_parent(&self, slot: Slot) -> Slot {
         let mut at = self.arena.get(slot).parent;
         if self.mixed {
@@ -149,6 +152,7 @@ impl Mirror {
     }
 
     /// Takes a node out of what is told; returns how many of its keys, the deepest ones, are told by no other node.
+    #[inline]
     fn untell(&mut self, slot: Slot, tier: usize) -> u32 {
         self.arena.get_mut(slot).set(SENT << tier, false);
         if !self.mixed {
@@ -175,6 +179,7 @@ impl Mirror {
     }
 
     /// Whether no other node tells any key of this one.
+    #[inline]
     fn is_sole_teller(&self, slot: Slot, tier: usize) -> bool {
         if !self.mixed {
             return true;
@@ -186,6 +191,7 @@ impl Mirror {
     }
 
     /// Counts keys in that are told in a tier.
+    #[inline]
     pub(super) fn count_told(&mut self, keys: &[BlockKey], tier: usize) {
         if !self.mixed {
             return self.told[tier].add_all(keys);
@@ -212,7 +218,7 @@ impl Mirror {
             }
             if in_run == path.len() && matches!(self.next(at, tier), Next::Store) {
                 in_run += 1;
-            } else if node.flags & ALL_TIERS * SENT != 0 {
+            } else if node.flags & TOLD_ANYWHERE != 0 {
                 break;
             }
             path.push(at);
@@ -281,6 +287,7 @@ impl Mirror {
         }
     }
 
+    #[inline]
     fn tell(&mut self, slot: Slot, tier: usize) {
         self.arena.get_mut(slot).set(SENT << tier, true);
         if self.mixed {

@@ -21,8 +21,11 @@ pub(crate) const SENT: u16 = 1;
 pub(crate) const DIRTY: u16 = 1 << 3;
 /// Held before an unrepairable gap and not confirmed since, by tier.
 pub(crate) const SUSPECT: u16 = 1 << 6;
-/// All bits of one kind.
-pub(crate) const ALL_TIERS: u16 = 0b111;
+const ALL_TIERS: u16 = 0b111;
+/// Any tier's bit of each kind.
+pub(crate) const TOLD_ANYWHERE: u16 = ALL_TIERS * SENT;
+pub(crate) const DIRTY_ANYWHERE: u16 = ALL_TIERS * DIRTY;
+pub(crate) const SUSPECT_ANYWHERE: u16 = ALL_TIERS * SUSPECT;
 /// The start of a namespace, not a block.
 pub(crate) const ROOT: u16 = 1 << 9;
 /// In the queue of nodes that are kept a while after nobody holds them.
@@ -39,7 +42,7 @@ pub(crate) const FREE: u16 = 1 << 14;
 pub(crate) const PIN: u16 = 1 << 15;
 
 /// What a checkpoint keeps.
-pub(crate) const PERSISTED: u16 = ALL_TIERS * SENT | ALL_TIERS * SUSPECT | ROOT | DROPPED;
+pub(crate) const PERSISTED: u16 = TOLD_ANYWHERE | SUSPECT_ANYWHERE | ROOT | DROPPED;
 
 /// One engine block, or the root of a namespace.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +72,12 @@ impl Node {
         }
     }
 
+    #[inline]
     pub(crate) fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 
+    #[inline]
     pub(crate) fn set(&mut self, flag: u16, on: bool) {
         if on {
             self.flags |= flag;
@@ -81,20 +86,21 @@ impl Node {
         }
     }
 
+    #[inline]
     pub(crate) fn children(&self) -> u32 {
         u32::from_le_bytes([self.children[0], self.children[1], self.children[2], 0])
     }
 
+    #[inline]
     fn set_children(&mut self, n: u32) {
         let [a, b, c, _] = n.to_le_bytes();
         self.children = [a, b, c];
     }
 
     /// Nobody holds it, nothing hangs below it, the index knows nothing of it.
+    #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.children == [0; 3]
-            && self.copies == [0; TIERS]
-            && self.flags & (ALL_TIERS * SENT | ALL_TIERS * DIRTY | PIN) == 0
+        self.children == [0; 3] && self.copies == [0; TIERS] && self.flags & (TOLD_ANYWHERE | DIRTY_ANYWHERE | PIN) == 0
     }
 }
 
@@ -137,15 +143,18 @@ impl Arena {
         self.nodes.len() - self.free_len
     }
 
+    #[inline]
     pub(crate) fn get(&self, slot: Slot) -> &Node {
         &self.nodes[slot as usize]
     }
 
+    #[inline]
     pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut Node {
         &mut self.nodes[slot as usize]
     }
 
     /// The node in a slot that may have been freed since.
+    #[inline]
     pub(crate) fn live(&self, slot: Slot) -> Option<&Node> {
         self.nodes.get(slot as usize).filter(|n| !n.has(FREE))
     }
@@ -156,6 +165,7 @@ impl Arena {
     }
 
     /// Some node with this hash.
+    #[inline]
     pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
         self.by_hash
             .find(scatter(hash.0), |s| self.nodes[*s as usize].hash == hash)
@@ -172,6 +182,7 @@ impl Arena {
     }
 
     /// Adds a block below `node.parent`.
+    #[inline]
     pub(crate) fn insert(&mut self, node: Node) -> Slot {
         let slot = self.place(node);
         let Self { nodes, by_hash, .. } = self;
@@ -211,6 +222,7 @@ impl Arena {
         self.adopt(node.parent, slot);
     }
 
+    #[inline]
     fn adopt(&mut self, parent: Slot, slot: Slot) {
         let node = self.get_mut(parent);
         node.set_children(node.children() + 1);
@@ -222,6 +234,7 @@ impl Arena {
         }
     }
 
+    #[inline]
     fn place(&mut self, node: Node) -> Slot {
         if self.free == NONE {
             self.nodes.push(node);
@@ -273,6 +286,7 @@ impl Arena {
         self.free_len += 1;
     }
 
+    #[inline]
     pub(crate) fn side(&self, slot: Slot) -> Option<&Side> {
         if self.get(slot).has(SIDE) {
             self.sides.get(&slot).map(AsRef::as_ref)
@@ -281,6 +295,7 @@ impl Arena {
         }
     }
 
+    #[inline]
     pub(crate) fn copies(&self, slot: Slot, tier: usize) -> u32 {
         match self.get(slot).copies[tier] {
             u8::MAX => 255 + self.overflow.get(&(slot, tier as u8)).copied().unwrap_or(0),
@@ -288,6 +303,7 @@ impl Arena {
         }
     }
 
+    #[inline]
     pub(crate) fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
         self.get_mut(slot).copies[tier] = u8::try_from(copies).unwrap_or(u8::MAX);
         if copies > 255 {

@@ -27,6 +27,7 @@ impl Mirror {
     ///
     /// Identities count for every canonical block that the engine block touches, since the engine doesn't say where in
     /// its block a medium lies: at worst a hit is missed, never invented.
+    #[inline]
     pub(super) fn place(&self, parent: Slot, tokens: &[Token], identities: &[&str], out: &mut Place) -> Option<()> {
         let size = self.config.block_size.tokens() as usize;
         let above = self.arena.get(parent);

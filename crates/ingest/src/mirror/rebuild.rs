@@ -1,8 +1,8 @@
 //! What a checkpoint leaves out because it follows from the rest.
 
+use super::Mirror;
 use super::groups::Groups;
-use super::node::{SENT, SUSPECT, Slot, TIERS};
-use super::{ALL_TIERS, Mirror};
+use super::node::{SENT, SUSPECT, SUSPECT_ANYWHERE, Slot, TIERS};
 
 impl Mirror {
     pub(crate) fn group_parts(&self) -> (Option<u32>, bool, bool) {
@@ -30,7 +30,7 @@ impl Mirror {
             if keys != owned.saturating_sub(1) || tail != (node.end % size) as usize {
                 return Err("a block's keys");
             }
-            self.mixed |= node.end - start != size || start % size != 0;
+            self.mixed |= node.end - start != size || !start.is_multiple_of(size);
         }
         let tiers = self.config.tiers.len();
         for slot in &slots {
@@ -48,7 +48,7 @@ impl Mirror {
                     self.mark(*slot, tier);
                 }
             }
-            if flags & ALL_TIERS * SUSPECT != 0 {
+            if flags & SUSPECT_ANYWHERE != 0 {
                 self.suspect_keys.insert(self.arena.get(*slot).key.0, *slot);
             }
         }

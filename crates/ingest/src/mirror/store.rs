@@ -126,6 +126,7 @@ impl Mirror {
     }
 
     /// Counts a copy of a block, or takes the engine's own count.
+    #[inline]
     fn announce(&mut self, slot: Slot, tier: usize, remaining: Option<u32>) {
         let trusted = !self.unsuspect(slot, tier);
         let known = if trusted { self.arena.copies(slot, tier) } else { 0 };
@@ -133,6 +134,7 @@ impl Mirror {
     }
 
     /// The node of a block at a place. `None` where the mirror is full.
+    #[inline]
     fn find_or_insert(&mut self, hash: EngineHash, parent: Slot, place: &mut Place) -> Option<Slot> {
         self.arena.get_mut(parent).set(PIN, true);
         let slot = self.find_or_insert_pinned(hash, parent, place);
@@ -140,6 +142,7 @@ impl Mirror {
         slot
     }
 
+    #[inline]
     fn find_or_insert_pinned(&mut self, hash: EngineHash, parent: Slot, place: &mut Place) -> Option<Slot> {
         let key = place.key?;
         let mut twin = 0;
@@ -166,7 +169,7 @@ impl Mirror {
         }
         let size = self.config.block_size.tokens();
         let slot = self.arena.insert(Node::new(hash, key, parent, place.end, twin));
-        if place.keys.len() != 1 || place.end % size != 0 {
+        if place.keys.len() != 1 || !place.end.is_multiple_of(size) {
             self.mixed_from(slot, place);
         } else if place.end - self.arena.get(parent).end != size {
             self.become_mixed();
@@ -190,6 +193,7 @@ impl Mirror {
         }
     }
 
+    #[inline]
     fn is_at(&self, slot: Slot, parent: Slot, place: &Place) -> bool {
         let node = self.arena.get(slot);
         node.parent == parent
@@ -337,6 +341,7 @@ impl Mirror {
     }
 
     /// Forgets the memo of the last chain when its end is gone.
+    #[inline]
     pub(super) fn forget_end(&mut self, slot: Slot) {
         if self.last_end.0 == slot {
             self.last_end = (NONE, NONE);

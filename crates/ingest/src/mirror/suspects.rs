@@ -3,7 +3,7 @@
 use cairn_blocks::BlockKey;
 
 use super::Mirror;
-use super::node::{DROPPED, ROOT, SUSPECT, Slot};
+use super::node::{DROPPED, ROOT, SUSPECT, SUSPECT_ANYWHERE, Slot};
 
 impl Mirror {
     /// Everything held is suspect from here on.
@@ -19,13 +19,14 @@ impl Mirror {
                 }
             }
             let node = self.arena.get(slot);
-            if node.flags & super::ALL_TIERS * SUSPECT != 0 {
+            if node.flags & SUSPECT_ANYWHERE != 0 {
                 self.suspect_keys.insert(node.key.0, slot);
             }
         }
     }
 
     /// Takes the suspicion off a node in a tier; returns whether there was any.
+    #[inline]
     pub(super) fn unsuspect(&mut self, slot: Slot, tier: usize) -> bool {
         let node = self.arena.get_mut(slot);
         let was = node.has(SUSPECT << tier);
