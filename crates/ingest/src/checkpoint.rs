@@ -47,7 +47,7 @@ impl Source {
         parts::write_identity(&mut body, &self.config);
         parts::write_session(&mut body, &self.session);
         parts::write_outbox(&mut body, &self.outbox);
-        parts::write_gap(&mut body, self.gap);
+        parts::write_unknown(&mut body, self.unknown);
         parts::write_mirror(&mut body, &self.mirror);
         let body = body.into_bytes();
         let mut out = Vec::with_capacity(HEADER + body.len());
@@ -85,9 +85,9 @@ impl Source {
         parts::check_identity(&mut body, &config)?;
         let session = parts::read_session(&mut body, config.replay, now)?;
         let outbox = parts::read_outbox(&mut body)?;
-        let gap = parts::read_gap(&mut body)?;
+        let unknown = parts::read_unknown(&mut body)?;
         let mirror = parts::read_mirror(&mut body, &config)?;
         body.end()?;
-        Ok(Self::from_parts(config, session, mirror, outbox, gap))
+        Ok(Self::from_parts(config, session, mirror, outbox, unknown))
     }
 }

@@ -1,167 +1,20 @@
 //! One stream of an engine rank, from decoded messages to batches for the index.
 
+mod stats;
+mod terms;
+
 use std::collections::VecDeque;
 
-use cairn_blocks::{BlockKey, BlockSize, ClusterSeed};
-use cairn_index::{
-    Batch, BatchOutcome, Confidence, DegradedReason, HolderDigest, HolderId, Incarnation, Seq, SourceId, Tier,
-};
+use cairn_blocks::BlockKey;
+use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderDigest, HolderId, Incarnation, Seq};
 
 use crate::mirror::{Mirror, MirrorConfig};
 use crate::outbox::{Answer, Outbox};
 use crate::session::{Session, Step};
-use crate::{EngineEvent, EventBatch, Millis, RefusalCounts};
+use crate::{EngineEvent, EventBatch, Millis};
 
-/// What a source needs to know about itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SourceConfig {
-    /// The cluster's seed for block keys.
-    pub seed: ClusterSeed,
-    /// Name of the pool.
-    pub pool: String,
-    /// Canonical block size of the pool.
-    pub block_size: BlockSize,
-    /// Tiers in the order of the registration's holders, first the GPU; events of other tiers are counted and left out.
-    pub tiers: Vec<Tier>,
-    /// GPU blocks of the engine's own size, 0 where unknown: one turnover of the cache.
-    pub capacity_blocks: u64,
-    /// Whether prompts may hold media, so that a bare extra key of a first block may be an identity and not a salt.
-    pub multimodal: bool,
-    /// Whether the engine has a replay socket.
-    pub replay: bool,
-    /// Whether the engine publishes events at all.
-    pub events: bool,
-}
-
-impl SourceConfig {
-    /// Most engine blocks that a mirror keeps unless told otherwise: the cache of a small model on a GPU with 128 GB.
-    /// At about 40 bytes each they take 160 MB.
-    pub const MAX_BLOCKS: usize = 4 << 20;
-}
-
-/// A registration that the index accepted.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Registration {
-    /// Its id.
-    pub source: SourceId,
-    /// Its lifetime.
-    pub incarnation: Incarnation,
-    /// Its caches in the order of the registration.
-    pub holders: Vec<HolderId>,
-    /// Last batch of that lifetime that the index applied.
-    pub seq: Seq,
-    /// Whether the old lifetime goes on.
-    pub resumed: bool,
-}
-
-/// How a replay came to its end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReplayEnd {
-    /// The engine's end marker came.
-    Complete,
-    /// It didn't come in time, or the socket failed.
-    Failed,
-}
-
-/// What the shell must do.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Effect {
-    /// Ask the engine's replay socket for all batches from this seq on; then report `replayed` and `replay_ended`.
-    RequestReplay {
-        /// First wanted seq.
-        from: u64,
-    },
-    /// The engine began a new life: register without `resume`, then call [`Source::registered`].
-    Reregister,
-    /// A newer lifetime exists elsewhere: stop reporting this source.
-    Stop {
-        /// The present lifetime.
-        current: Incarnation,
-    },
-}
-
-/// What the index says of one holder.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct HolderAudit {
-    /// Which one.
-    pub holder: HolderId,
-    /// How many blocks it holds.
-    pub blocks: u64,
-    /// Digest of which.
-    pub digest: u64,
-}
-
-/// How an audit ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum AuditOutcome {
-    /// Both agree.
-    Equal,
-    /// Batches are under way, so nothing can be said.
-    InFlight,
-    /// They differ: everything is being sent again.
-    Drift,
-}
-
-/// Figures for metrics.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct SourceStats {
-    /// What was refused so far.
-    pub refused: RefusalCounts,
-    /// Messages applied.
-    pub messages: u64,
-    /// Events in them.
-    pub events: u64,
-    /// Lifetimes of the engine that ended.
-    pub restarts: u64,
-    /// Gaps that no replay could fill, and how many messages were lost in them.
-    pub gaps: u64,
-    /// Messages lost for good.
-    pub lost_batches: u64,
-    /// Replays asked for.
-    pub replays: u64,
-    /// Times that a sleeping engine's blocks were purged.
-    pub purges: u64,
-    /// Messages whose rank isn't the connection's.
-    pub foreign_rank: u64,
-    /// Audits that found a difference.
-    pub drifts: u64,
-    /// Engine blocks held, over all tiers.
-    pub blocks: u64,
-    /// The same by tier in the order of the holders.
-    pub held_blocks: Vec<u64>,
-    /// Blocks that are suspect after a gap.
-    pub suspects: u64,
-    /// Suspects confirmed, cut and dropped so far.
-    pub suspects_confirmed: u64,
-    /// Suspects that the engine's own figures refuted.
-    pub suspects_cut: u64,
-    /// Suspects that a turnover of the cache dropped.
-    pub suspects_dropped: u64,
-    /// Blocks that wait for a parent or for their tokens.
-    pub quarantined: u64,
-    /// Copies of outer tiers that a clear took away although the engine may still have them.
-    pub cleared_outer: u64,
-    /// Live messages that wait for a replay.
-    pub buffered: u64,
-    /// Changes not yet in a batch, at most.
-    pub outbox: u64,
-    /// Batches without an answer.
-    pub unacked: u64,
-    /// The engine's counter of the last message applied.
-    pub engine_seq: Option<u64>,
-    /// Batches sent more than once.
-    pub resent: u64,
-    /// Times that the window of unanswered batches was full.
-    pub window_full: u64,
-    /// Stores whose anchor the index didn't know.
-    pub unknown_anchors: u64,
-    /// Times that everything was told again.
-    pub full_repairs: u64,
-    /// Blocks left out because their way from the root doesn't fit a batch.
-    pub unanchored: u64,
-    /// Memory of the mirror.
-    pub mirror_bytes: u64,
-}
+pub use stats::SourceStats;
+pub use terms::{AuditOutcome, Effect, HolderAudit, Registration, ReplayEnd, SourceConfig};
 
 /// Computed prompt tokens without any event that make a rank silent.
 const SILENT_TOKENS: u64 = 1_024;
@@ -174,11 +27,13 @@ const REPAIR_INTERVAL_MS: u64 = 10_000;
 /// Effects that wait for the shell: more means that it doesn't listen.
 const MAX_EFFECTS: usize = 64;
 
-/// An unrepairable gap, until the cache has turned over once.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Gap {
-    /// Count of GPU stores at which everything from before is gone.
-    pub(crate) ends_at: u64,
+/// What is unknown until the cache has turned over once: counts of GPU stores at which everything from before is gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Unknown {
+    /// After an unrepairable gap.
+    pub(crate) gap_ends: Option<u64>,
+    /// After blocks were left out for want of room.
+    pub(crate) bound_ends: Option<u64>,
 }
 
 /// One stream of an engine rank.
@@ -188,7 +43,7 @@ pub struct Source {
     pub(crate) session: Session,
     pub(crate) mirror: Mirror,
     pub(crate) outbox: Outbox,
-    pub(crate) gap: Option<Gap>,
+    pub(crate) unknown: Unknown,
     asleep: bool,
     silent: bool,
     /// Computed tokens when they began to grow without events, and since when.
@@ -204,7 +59,7 @@ impl Source {
     pub fn new(config: SourceConfig, now: Millis) -> Self {
         let mirror = Mirror::new(mirror_config(&config));
         let session = Session::new(config.replay, now);
-        Self::from_parts(config, session, mirror, Outbox::default(), None)
+        Self::from_parts(config, session, mirror, Outbox::default(), Unknown::default())
     }
 
     pub(crate) fn from_parts(
@@ -212,14 +67,14 @@ impl Source {
         session: Session,
         mirror: Mirror,
         outbox: Outbox,
-        gap: Option<Gap>,
+        unknown: Unknown,
     ) -> Self {
         Self {
             config,
             session,
             mirror,
             outbox,
-            gap,
+            unknown,
             asleep: false,
             silent: false,
             quiet_from: None,
@@ -394,9 +249,9 @@ impl Source {
             DegradedReason::Silent
         } else if self.session.is_replaying() || self.session.is_away() {
             DegradedReason::Replaying
-        } else if self.gap.is_some() {
+        } else if self.unknown.gap_ends.is_some() {
             DegradedReason::Gap
-        } else if self.mirror.full {
+        } else if self.unknown.bound_ends.is_some() {
             DegradedReason::Bounded
         } else if self.mirror.is_hybrid() {
             DegradedReason::Hybrid
@@ -452,7 +307,7 @@ impl Source {
                     self.counts.restarts += 1;
                     self.mirror.restart();
                     self.outbox.reset();
-                    self.gap = None;
+                    self.unknown = Unknown::default();
                     self.quiet_from = None;
                     self.push_effect(Effect::Reregister);
                 }
@@ -482,31 +337,44 @@ impl Source {
             self.mirror.apply(event);
             if *event == EngineEvent::Cleared {
                 // Nothing from before is left, so nothing is unknown.
-                self.gap = None;
+                self.unknown = Unknown::default();
             }
         }
-        if self.gap.is_some_and(|gap| self.mirror.gpu_stores >= gap.ends_at) {
+        self.turn_over();
+    }
+
+    /// Ends what a whole turnover of the cache ends.
+    fn turn_over(&mut self) {
+        let stores = self.mirror.gpu_stores;
+        if self.unknown.gap_ends.is_some_and(|end| stores >= end) {
             self.mirror.drop_suspects();
-            self.gap = None;
+            self.unknown.gap_ends = None;
+        }
+        if std::mem::take(&mut self.mirror.full) {
+            self.unknown.bound_ends = Some(stores.saturating_add(self.turnover()));
+        } else if self.unknown.bound_ends.is_some_and(|end| stores >= end) {
+            self.unknown.bound_ends = None;
+        }
+    }
+
+    /// Stores after which nothing of the present cache is left.
+    fn turnover(&self) -> u64 {
+        match self.config.capacity_blocks {
+            0 => self.mirror.held(0).max(MIN_TURNOVER),
+            known => known,
         }
     }
 
     fn begin_gap(&mut self) {
         self.mirror.suspect_all();
-        let turnover = match self.config.capacity_blocks {
-            0 => self.mirror.held(0).max(MIN_TURNOVER),
-            known => known,
-        };
-        self.gap = Some(Gap {
-            ends_at: self.mirror.gpu_stores.saturating_add(turnover),
-        });
+        self.unknown.gap_ends = Some(self.mirror.gpu_stores.saturating_add(self.turnover()));
     }
 
     fn purge_if_asleep(&mut self) {
         if self.asleep && (0..self.config.tiers.len()).any(|tier| self.mirror.held(tier) > 0) {
             self.counts.purges += 1;
             self.mirror.clear();
-            self.gap = None;
+            self.unknown = Unknown::default();
         }
     }
 

@@ -9,7 +9,7 @@ use crate::mirror::Mirror;
 use crate::mirror::node::{MAX_SLOTS, NONE, Node, PERSISTED, ROOT, Side, Slot, TIERS};
 use crate::outbox::Outbox;
 use crate::session::{Recent, Session};
-use crate::source::{Gap, mirror_config};
+use crate::source::{Unknown, mirror_config};
 use crate::{EngineHash, Millis, Registration, SourceConfig};
 
 type Read<T> = Result<T, CheckpointError>;
@@ -120,17 +120,20 @@ pub(super) fn read_outbox(input: &mut Reader<'_>) -> Read<Outbox> {
     Ok(outbox)
 }
 
-pub(super) fn write_gap(out: &mut Writer, gap: Option<Gap>) {
-    out.option(gap.map(|g| g.ends_at));
+pub(super) fn write_unknown(out: &mut Writer, unknown: Unknown) {
+    out.option(unknown.gap_ends);
+    out.option(unknown.bound_ends);
 }
 
-pub(super) fn read_gap(input: &mut Reader<'_>) -> Read<Option<Gap>> {
-    Ok(input.option("gap")?.map(|ends_at| Gap { ends_at }))
+pub(super) fn read_unknown(input: &mut Reader<'_>) -> Read<Unknown> {
+    Ok(Unknown {
+        gap_ends: input.option("gap")?,
+        bound_ends: input.option("bound")?,
+    })
 }
 
 pub(super) fn write_mirror(out: &mut Writer, mirror: &Mirror) {
     out.u64(mirror.gpu_stores);
-    out.u8(u8::from(mirror.full));
     let (primary, sure, hybrid) = mirror.group_parts();
     out.option(primary.map(u64::from));
     out.u8(u8::from(sure));
@@ -179,7 +182,6 @@ fn write_node(out: &mut Writer, mirror: &Mirror, slot: Slot, number: &[u32]) {
 pub(super) fn read_mirror(input: &mut Reader<'_>, config: &SourceConfig) -> Read<Mirror> {
     let mut mirror = Mirror::new(mirror_config(config));
     mirror.gpu_stores = input.u64("stores")?;
-    mirror.full = input.flag("full")?;
     let primary = input.option("group")?;
     let primary = primary
         .map(u32::try_from)
