@@ -54,8 +54,7 @@ impl IndexState {
             Some(found) if found.incarnation == incarnation => {
                 let worker = found.worker;
                 self.drop_source(source);
-                self.registry.workers.remove(&worker);
-                self.drop_idle_pools();
+                self.drop_worker(worker);
                 self.registry_changed();
                 Reply::Done
             }
@@ -176,13 +175,8 @@ impl IndexState {
         };
         let mut draining = false;
         for id in [old_worker, Some(worker)].into_iter().flatten() {
-            draining |= self
-                .registry
-                .workers
-                .remove(&id)
-                .is_some_and(|old| id == worker && old.draining);
+            draining |= self.drop_worker(id).is_some_and(|old| id == worker && old.draining);
         }
-        self.drop_idle_pools();
         self.widen_pool(&spec.pool);
         let source = present.unwrap_or_else(|| {
             let id = SourceId(self.next_source);
@@ -258,12 +252,14 @@ impl IndexState {
         HolderId(id)
     }
 
-    /// Pools live as long as a worker or an operator's policy needs them.
-    fn drop_idle_pools(&mut self) {
-        let workers = &self.registry.workers;
-        self.registry
-            .pools
-            .retain(|name, pool| !pool.policy.is_empty() || workers.values().any(|w| w.pool == *name));
+    /// Takes a worker away, and its pool if neither another worker nor an operator's policy needs it.
+    fn drop_worker(&mut self, id: WorkerId) -> Option<Worker> {
+        let worker = self.registry.workers.remove(&id)?;
+        let pool = self.registry.pools.get(&worker.pool)?;
+        if pool.policy.is_empty() && !self.registry.workers.values().any(|other| other.pool == worker.pool) {
+            self.registry.pools.remove(&worker.pool);
+        }
+        Some(worker)
     }
 
     fn widen_pool(&mut self, spec: &PoolSpec) {

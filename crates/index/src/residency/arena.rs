@@ -160,12 +160,18 @@ impl Arena {
 
 impl Clone for Arena {
     fn clone(&self) -> Self {
-        let mut copy = Self::new();
-        for id in 0..self.next {
-            let chunk = copy.alloc();
-            copy.chunk_mut(chunk).copy_from_slice(self.chunk(ChunkId(id)));
+        let mut copy = Self {
+            first: self.first.clone(),
+            next: self.next,
+            free: self.free.clone(),
+            ..Self::new()
+        };
+        for from in &self.bases {
+            copy.add_segment();
+            let to = copy.bases[copy.bases.len() - 1];
+            // SAFETY: both segments have SEGMENT_KEYS initialised keys, and the new one is this copy's alone.
+            unsafe { to.as_ptr().copy_from_nonoverlapping(from.as_ptr(), SEGMENT_KEYS) };
         }
-        copy.free.clone_from(&self.free);
         copy
     }
 }
