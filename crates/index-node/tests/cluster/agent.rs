@@ -45,7 +45,10 @@ pub fn ingest(address: &str) -> v1::ingest_client::IngestClient<AuthChannel> {
 pub async fn register(addresses: &[String], spec: &v1::SourceSpec, resume: u64) -> RegisterAnswer {
     eventually("a registration is answered", || async {
         for address in addresses {
-            let request = v1::RegisterRequest { spec: Some(spec.clone()), resume_incarnation: resume };
+            let request = v1::RegisterRequest {
+                spec: Some(spec.clone()),
+                resume_incarnation: resume,
+            };
             if let Ok(reply) = ingest(address).register(request).await {
                 return Some(RegisterAnswer::try_from(reply.into_inner()).unwrap());
             }
@@ -68,7 +71,13 @@ impl Push {
     }
 
     pub async fn send(&self, batches: Vec<v1::Batch>) {
-        let _ = self.requests.send(v1::PushRequest { batches, renew: Vec::new() }).await;
+        let _ = self
+            .requests
+            .send(v1::PushRequest {
+                batches,
+                renew: Vec::new(),
+            })
+            .await;
     }
 
     pub async fn answers(&mut self) -> Result<Vec<BatchAnswer>, tonic::Status> {
@@ -106,7 +115,14 @@ impl Agent {
     pub async fn register(addresses: Vec<String>, name: &str) -> Self {
         let spec = spec(name, name);
         let answer = register(&addresses, &spec, 0).await;
-        let RegisterOutcome::Registered { source, incarnation, worker, holders, .. } = answer.outcome else {
+        let RegisterOutcome::Registered {
+            source,
+            incarnation,
+            worker,
+            holders,
+            ..
+        } = answer.outcome
+        else {
             panic!("{:?}", answer.outcome);
         };
         Self {
@@ -130,7 +146,9 @@ impl Agent {
             skip: 0,
             keys: keys(self.source, seq, blocks),
         };
-        let op = v1::Op { op: Some(v1::op::Op::Store(store)) };
+        let op = v1::Op {
+            op: Some(v1::op::Op::Store(store)),
+        };
         v1::Batch {
             source: self.source,
             incarnation: self.incarnation,
@@ -144,7 +162,11 @@ impl Agent {
     pub async fn push_until(&mut self, upto: u64, blocks: u64) {
         let begun = std::time::Instant::now();
         while self.acked < upto {
-            assert!(begun.elapsed() < crate::harness::PATIENCE * 2, "stuck at {} of {upto}", self.acked);
+            assert!(
+                begun.elapsed() < crate::harness::PATIENCE * 2,
+                "stuck at {} of {upto}",
+                self.acked
+            );
             let address = self.addresses[self.turn % self.addresses.len()].clone();
             self.turn += 1;
             if self.push_some(&address, upto, blocks).await.is_err() {
@@ -200,13 +222,25 @@ impl Agent {
     pub async fn verify(&self, address: &str, blocks: u64) {
         for seq in 1..=self.acked {
             let credit = self.credit(address, seq, blocks).await.unwrap();
-            assert_eq!(u64::from(credit), blocks * 16, "batch {seq} of source {} at {address}", self.source);
+            assert_eq!(
+                u64::from(credit),
+                blocks * 16,
+                "batch {seq} of source {} at {address}",
+                self.source
+            );
         }
     }
 
     pub async fn audit(&self, address: &str) -> v1::SourceAudit {
-        let sources = vec![v1::Lease { source: self.source, incarnation: self.incarnation }];
-        let reply = ingest(address).audit(v1::AuditRequest { sources }).await.unwrap().into_inner();
+        let sources = vec![v1::Lease {
+            source: self.source,
+            incarnation: self.incarnation,
+        }];
+        let reply = ingest(address)
+            .audit(v1::AuditRequest { sources })
+            .await
+            .unwrap()
+            .into_inner();
         reply.sources[0].clone()
     }
 }

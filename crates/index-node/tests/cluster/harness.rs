@@ -65,14 +65,23 @@ impl Cluster {
         let addresses: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let peers: Vec<PeerConfig> = (1u64..)
             .zip(&addresses)
-            .map(|(id, address)| PeerConfig { id, address: address.to_string() })
+            .map(|(id, address)| PeerConfig {
+                id,
+                address: address.to_string(),
+            })
             .collect();
-        let mut cluster = Self { configs: Vec::new(), nodes: Vec::new(), directory };
+        let mut cluster = Self {
+            configs: Vec::new(),
+            nodes: Vec::new(),
+            directory,
+        };
         for ((id, address), listener) in (1u64..).zip(addresses).zip(listeners) {
             let mut config = node_config(id, address, cluster.directory.path().join(format!("node-{id}")));
             config.peers.clone_from(&peers);
             adjust(&mut config);
-            cluster.nodes.push(Some(start_on(config.clone(), listener).await.unwrap()));
+            cluster
+                .nodes
+                .push(Some(start_on(config.clone(), listener).await.unwrap()));
             cluster.configs.push(config);
         }
         cluster.leader().await;
@@ -84,7 +93,10 @@ impl Cluster {
     }
 
     pub fn running(&self) -> impl Iterator<Item = (usize, &Running)> {
-        self.nodes.iter().enumerate().filter_map(|(i, node)| node.as_ref().map(|node| (i, node)))
+        self.nodes
+            .iter()
+            .enumerate()
+            .filter_map(|(i, node)| node.as_ref().map(|node| (i, node)))
     }
 
     /// Position of the leader, once it is ready.
@@ -110,8 +122,10 @@ impl Cluster {
     pub async fn restart(&mut self, i: usize) {
         let config = self.configs[i].clone();
         self.nodes[i] = Some(
-            eventually("the port and the data directory are free again", || async { start(config.clone()).await.ok() })
-                .await,
+            eventually("the port and the data directory are free again", || async {
+                start(config.clone()).await.ok()
+            })
+            .await,
         );
     }
 
@@ -119,7 +133,10 @@ impl Cluster {
     pub async fn joiner(&mut self, id: u64, directory: &str) -> usize {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let path = self.directory.path().join(directory);
-        let config = Config { join: true, ..node_config(id, listener.local_addr().unwrap(), path) };
+        let config = Config {
+            join: true,
+            ..node_config(id, listener.local_addr().unwrap(), path)
+        };
         self.nodes.push(Some(start_on(config.clone(), listener).await.unwrap()));
         self.configs.push(config);
         self.nodes.len() - 1
@@ -128,8 +145,11 @@ impl Cluster {
     /// Waits until every running node stands at the same place with the same digest (INV-01).
     pub async fn agree(&self) -> (u64, String) {
         eventually("all nodes agree", || async {
-            let mut seen: Vec<(u64, String)> =
-                self.running().map(|(_, node)| node.member()).map(|m| (m.applied_index, m.digest)).collect();
+            let mut seen: Vec<(u64, String)> = self
+                .running()
+                .map(|(_, node)| node.member())
+                .map(|m| (m.applied_index, m.digest))
+                .collect();
             seen.dedup();
             (seen.len() == 1 && seen[0].0 > 0).then(|| seen.remove(0))
         })
