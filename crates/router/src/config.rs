@@ -108,8 +108,6 @@ impl EngineConfig {
 pub struct PoolConfig {
     /// The pool's name.
     pub name: String,
-    /// Further names that requests may use.
-    pub aliases: Vec<String>,
     /// Folder with `tokenizer.json` and `tokenizer_config.json`; empty to look for it.
     pub tokenizer: String,
     /// Policy; empty for the cluster's or the router's.
@@ -339,7 +337,6 @@ drain_grace_ms = 30000
 # What is set for one pool.
 # [[pool]]
 # name = "my-model"
-# aliases = ["gpt-4o"]
 # tokenizer = "/models/my-model"
 # policy = "kv"
 

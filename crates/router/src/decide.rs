@@ -75,7 +75,9 @@ impl<'a> Asked<'a> {
                 KeySource::Text
             }
             Some(Degraded::Budget) => KeySource::PartialTokens,
-            Some(Degraded::Media | Degraded::NoTokenizer | Degraded::Failed) | None => KeySource::Exact,
+            Some(Degraded::Media | Degraded::NoTokenizer | Degraded::Failed | Degraded::Mismatch) | None => {
+                KeySource::Exact
+            }
         };
         for (position, prompt) in tokens.prompts.iter().enumerate() {
             let chain = Chain::new(root, pool.block_size, prompt, &[]);

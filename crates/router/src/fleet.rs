@@ -195,9 +195,6 @@ impl Fleet {
             );
         }
         for pool in &mut pools {
-            if let Some(own) = config.pool.iter().find(|own| own.name == pool.name) {
-                pool.models.extend(own.aliases.iter().cloned());
-            }
             pool.workers.sort_unstable_by_key(|worker| worker.id);
             for served in pool.workers.iter().filter_map(|worker| worker.engine.served()) {
                 pool.max_model_len = pool.max_model_len.or(served.max_model_len);

@@ -10,6 +10,7 @@ use cairn_routing::WorkerFacts;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
+use crate::ask_engine;
 use crate::decide::policy_of;
 use crate::engines::{self, Engine, Health};
 use crate::fleet::{Fleet, Pool, Worker};
@@ -48,6 +49,7 @@ pub(crate) async fn keep(router: Arc<Router>, fallback: Registry) {
         };
         rebuild(&router, registry, &known, &mut tasks);
         load_tokenizers(&router, &mut tasks);
+        verify_tokenizers(&router, &mut tasks);
         if router.view.applied() > 0
             && saved.is_none_or(|(version, at)| version != current.version && at.elapsed() >= SAVE_PAUSE)
         {
@@ -151,6 +153,19 @@ fn load_tokenizers(router: &Arc<Router>, tasks: &mut JoinSet<()>) {
                 tracing::error!("loading a tokenizer failed");
             }
         });
+    }
+}
+
+/// Compares tokenizers with their engines, once each.
+fn verify_tokenizers(router: &Arc<Router>, tasks: &mut JoinSet<()>) {
+    let fleet = router.fleet.load();
+    for pool in fleet.pools.iter().filter(|pool| pool.is_known()) {
+        let slot = router.tokens_of(&pool.name);
+        if slot.get().is_none() || !slot.verification_is_due() {
+            continue;
+        }
+        let (router, pool) = (Arc::clone(router), Arc::clone(pool));
+        tasks.spawn(async move { ask_engine::verify(&router, &pool, &slot).await });
     }
 }
 

@@ -170,6 +170,7 @@ fn build(config: Config) -> Result<Router, StartError> {
         retries: Mutex::new(RetryBudget::default()),
         reservations_changed: Notify::new(),
         tokens: DashMap::new(),
+        asked_engines: crate::ask_engine::Asked::default(),
         tenants,
         operator_token,
         decisions: Decisions::default(),

@@ -47,6 +47,8 @@ pub(crate) struct Router {
     pub reservations_changed: Notify,
     /// Tokenizers by pool.
     pub tokens: DashMap<String, Arc<PoolTokens>>,
+    /// Ids that engines gave where a tokenizer is missing.
+    pub asked_engines: crate::ask_engine::Asked,
     /// Who may ask, and under which salt.
     pub tenants: Tenants,
     /// What operators show to be answered; `None` where loopback suffices.

@@ -1,20 +1,22 @@
 //! The tokens of a request: by the pool's tokenizer, within a budget, off the reactor where it takes long.
 
-use std::path::{Path, PathBuf};
+mod find;
+mod job;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
-use cairn_tokens::{ChatRequest, LoadOptions, ModelTokens, Pipeline, PromptEnd};
+use cairn_tokens::{ChatRequest, ModelTokens, Pipeline, PromptEnd};
 use parking_lot::Mutex;
-use serde_json::Value;
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
-/// Root that engines with the built-in tokenizer name.
-const EMBEDDED_ROOT: &str = "cairn:embedded";
+use find::find;
+pub(crate) use job::Job;
+
 /// Text up to this length is encoded where the request runs: under 2 ms at the fast encoder's 30 MB/s, cold.
 const INLINE_BYTES_FAST: usize = 48 * 1024;
 /// The same for the reference encoder at 1 MB/s.
@@ -23,8 +25,8 @@ const INLINE_BYTES_REFERENCE: usize = 2 * 1024;
 const BLOCKING_MAX: usize = 4;
 /// Longest budget of one request, however long its text.
 const BUDGET_MAX: Duration = Duration::from_secs(2);
-/// Text kept of a prompt whose tokens aren't known, for routing by text.
-const TEXT_BYTES_MAX: usize = 64 * 1024;
+/// A comparison without outcome is tried again after this long.
+const VERIFY_AFTER: Duration = Duration::from_secs(5);
 /// A tokenizer that couldn't be loaded is looked for again after this long.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
@@ -37,6 +39,8 @@ pub(crate) enum Degraded {
     NoTokenizer,
     /// The chat template or the tokenizer failed on it; the engine will say what is wrong.
     Failed,
+    /// The pool's tokenizer gives other ids than its engines.
+    Mismatch,
     /// An image, audio or video without a stable identity follows.
     Media,
 }
@@ -48,6 +52,7 @@ impl Degraded {
             Self::Budget => "budget",
             Self::NoTokenizer => "no_tokenizer",
             Self::Failed => "template",
+            Self::Mismatch => "mismatch",
             Self::Media => "media",
         }
     }
@@ -79,95 +84,11 @@ impl Tokens {
 /// Bytes of English text and code per token, for estimates.
 const BYTES_PER_TOKEN: usize = 4;
 
-/// What is to be encoded.
-#[derive(Clone, Debug)]
-pub(crate) enum Job {
-    /// Texts of `/v1/completions`.
-    Texts {
-        /// Them.
-        texts: Vec<String>,
-        /// Whether the tokenizer adds its special tokens.
-        add_special: bool,
-    },
-    /// The members of a chat that decide its prompt.
-    Chat(Value),
-}
-
-impl Job {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Texts { texts, .. } => texts.iter().map(String::len).sum(),
-            Self::Chat(value) => text_bytes(value),
-        }
-    }
-
-    /// The text from its start, up to a bound; equal for equal conversations whatever the order of JSON keys.
-    pub(crate) fn text(&self) -> String {
-        let mut out = String::new();
-        match self {
-            Self::Texts { texts, .. } => {
-                for text in texts {
-                    push_text(&mut out, text);
-                }
-            }
-            Self::Chat(value) => {
-                for message in value["messages"].as_array().into_iter().flatten() {
-                    push_text(&mut out, message["role"].as_str().unwrap_or_default());
-                    push_text(&mut out, "\n");
-                    match &message["content"] {
-                        Value::String(text) => push_text(&mut out, text),
-                        Value::Array(parts) => {
-                            for part in parts {
-                                push_text(&mut out, part["text"].as_str().unwrap_or_default());
-                            }
-                        }
-                        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {}
-                    }
-                    push_text(&mut out, "\n");
-                }
-            }
-        }
-        out
-    }
-
-    /// Whether some text of it alone is longer than any prompt of `tokens_max` tokens.
-    fn surely_longer_than(&self, tokens: &ModelTokens, tokens_max: usize) -> bool {
-        match self {
-            Self::Texts { texts, .. } => texts.iter().any(|text| tokens.surely_longer_than(text, tokens_max)),
-            Self::Chat(value) => {
-                let longer = |value: &Value| value.as_str().is_some_and(|t| tokens.surely_longer_than(t, tokens_max));
-                value["messages"].as_array().into_iter().flatten().any(|message| {
-                    longer(&message["content"])
-                        || message["content"]
-                            .as_array()
-                            .into_iter()
-                            .flatten()
-                            .any(|part| longer(&part["text"]))
-                })
-            }
-        }
-    }
-}
-
-fn push_text(out: &mut String, text: &str) {
-    let room = TEXT_BYTES_MAX.saturating_sub(out.len());
-    out.push_str(&text[..text.floor_char_boundary(room.min(text.len()))]);
-}
-
-/// Bytes of all strings in a value.
-fn text_bytes(value: &Value) -> usize {
-    match value {
-        Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(text_bytes).sum(),
-        Value::Object(map) => map.values().map(text_bytes).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-    }
-}
-
 /// A pool's tokenizer, once it is found.
 pub(crate) struct PoolTokens {
     loaded: ArcSwapOption<ModelTokens>,
     loading: Mutex<()>,
+    verified: AtomicU8,
     said: Mutex<Said>,
     /// Measured encoding time in ns per KiB, a running mean.
     ns_per_kib: AtomicU64,
@@ -183,6 +104,21 @@ struct Said {
     text: String,
     sources: Sources,
     at: Option<Instant>,
+    compared: Option<Instant>,
+}
+
+/// Whether a tokenizer gives the ids that the pool's engines compute.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Verified {
+    /// Not compared yet.
+    Unknown = 0,
+    /// It does, on the samples.
+    Equal = 1,
+    /// It doesn't.
+    Differs = 2,
+    /// The engines don't tell.
+    Unsupported = 3,
 }
 
 /// Budget of an encode.
@@ -199,6 +135,7 @@ impl Default for PoolTokens {
         Self {
             loaded: ArcSwapOption::empty(),
             loading: Mutex::new(()),
+            verified: AtomicU8::new(Verified::Unknown as u8),
             said: Mutex::new(Said::default()),
             ns_per_kib: AtomicU64::new(0),
             blocking: Arc::new(Semaphore::new(BLOCKING_MAX)),
@@ -209,7 +146,38 @@ impl Default for PoolTokens {
 impl PoolTokens {
     /// What is said about it to operators.
     pub(crate) fn said(&self) -> String {
-        self.said.lock().text.clone()
+        let text = self.said.lock().text.clone();
+        match self.verified() {
+            Verified::Unknown => text,
+            Verified::Equal => format!("{text}; gives the engine's ids"),
+            Verified::Differs => format!("{text}; gives OTHER ids than the engine and isn't used"),
+            Verified::Unsupported => format!("{text}; the engine doesn't tell its ids"),
+        }
+    }
+
+    /// What a comparison with an engine said.
+    pub(crate) fn verified(&self) -> Verified {
+        match self.verified.load(Ordering::Acquire) {
+            1 => Verified::Equal,
+            2 => Verified::Differs,
+            3 => Verified::Unsupported,
+            _ => Verified::Unknown,
+        }
+    }
+
+    /// Whether it should be compared (again); true once per period until there is an outcome.
+    pub(crate) fn verification_is_due(&self) -> bool {
+        let mut said = self.said.lock();
+        let due = self.verified() == Verified::Unknown && said.compared.is_none_or(|at| at.elapsed() > VERIFY_AFTER);
+        if due {
+            said.compared = Some(Instant::now());
+        }
+        due
+    }
+
+    /// Notes what a comparison said.
+    pub(crate) fn set_verified(&self, verified: Verified) {
+        self.verified.store(verified as u8, Ordering::Release);
     }
 
     /// Whether it should be looked for (again) at `sources`; true once per period or change.
@@ -258,6 +226,11 @@ impl PoolTokens {
         self.loaded.load_full()
     }
 
+    /// How long an encode of `job` may take.
+    pub(crate) fn allowed(&self, job: &Job, budget: Budget) -> Duration {
+        self.budget(job.bytes(), budget)
+    }
+
     fn budget(&self, bytes: usize, budget: Budget) -> Duration {
         let measured = Duration::from_nanos(self.ns_per_kib.load(Ordering::Relaxed) * 2);
         let kib = u32::try_from(bytes / 1024).unwrap_or(u32::MAX);
@@ -275,10 +248,18 @@ impl PoolTokens {
     }
 
     /// Encodes `job` within `budget`. Refuses a prompt that is surely longer than `tokens_max`.
-    pub(crate) async fn encode(&self, job: Job, budget: Budget, tokens_max: Option<u32>) -> Result<Tokens, ApiError> {
+    pub(crate) async fn encode(
+        &self,
+        job: &Arc<Job>,
+        budget: Budget,
+        tokens_max: Option<u32>,
+    ) -> Result<Tokens, ApiError> {
         let Some(tokens) = self.get() else {
-            return Ok(unknown(&job, Degraded::NoTokenizer));
+            return Ok(unknown(job, Degraded::NoTokenizer));
         };
+        if self.verified() == Verified::Differs {
+            return Ok(unknown(job, Degraded::Mismatch));
+        }
         let bytes = job.bytes();
         if let Some(max) = tokens_max
             && bytes > tokens.chars_max(max as usize)
@@ -294,18 +275,14 @@ impl PoolTokens {
             Pipeline::Reference { .. } => INLINE_BYTES_REFERENCE,
         };
         let done = if bytes <= inline {
-            run(&tokens, &job, started + allowed)
+            run(&tokens, job, started + allowed)
         } else {
-            let shared = Arc::new(job);
-            let done = self.run_beside(tokens, Arc::clone(&shared), started, allowed).await;
-            match done.unwrap_or_else(|| Ok(unknown(&shared, Degraded::Budget))) {
-                Ok(found) => return Ok(self.counted(found, bytes, started)),
-                Err(Failed) => return Ok(unknown(&shared, Degraded::Failed)),
-            }
+            let done = self.run_beside(tokens, Arc::clone(job), started, allowed).await;
+            done.unwrap_or_else(|| Ok(unknown(job, Degraded::Budget)))
         };
         match done {
             Ok(found) => Ok(self.counted(found, bytes, started)),
-            Err(Failed) => Ok(unknown(&job, Degraded::Failed)),
+            Err(Failed) => Ok(unknown(job, Degraded::Failed)),
         }
     }
 
@@ -366,6 +343,13 @@ fn unknown(job: &Job, why: Degraded) -> Tokens {
 /// its own.
 struct Failed;
 
+/// The ids of `job`, however long that takes; `None` where the template or the tokenizer fails.
+pub(crate) fn ids(tokens: &ModelTokens, job: &Job) -> Option<Vec<Vec<u32>>> {
+    run(tokens, job, Instant::now() + BUDGET_MAX)
+        .ok()
+        .map(|found| found.prompts)
+}
+
 fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, Failed> {
     let mut done = 0;
     let mut go_on = |bytes: usize| {
@@ -405,68 +389,13 @@ fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, Fai
     Ok(found)
 }
 
-/// Where a tokenizer comes from, and the tokenizer; or why there is none and what to do.
-fn find(configured: &str, root: Option<&str>, models: &[String]) -> (String, Result<ModelTokens, String>) {
-    let load = |dir: &Path| ModelTokens::load(dir, LoadOptions::default()).map_err(|e| e.to_string());
-    if configured == EMBEDDED_ROOT || (configured.is_empty() && root == Some(EMBEDDED_ROOT)) {
-        return ("built in".into(), ModelTokens::embedded().map_err(|e| e.to_string()));
-    }
-    if !configured.is_empty() {
-        return (format!("configured folder {configured}"), load(Path::new(configured)));
-    }
-    if let Some(dir) = root.map(Path::new).filter(|dir| dir.join("tokenizer.json").is_file()) {
-        return (format!("the engine's folder {}", dir.display()), load(dir));
-    }
-    for name in root.into_iter().chain(models.iter().map(String::as_str)) {
-        if let Some(dir) = cached_snapshot(name) {
-            return (format!("local model cache {}", dir.display()), load(&dir));
-        }
-    }
-    let why = "no tokenizer was found for this pool; name its folder as `tokenizer` under [[pool]]".to_string();
-    (String::new(), Err(why))
-}
-
-/// The snapshot of `org/name` in Hugging Face's local cache.
-fn cached_snapshot(name: &str) -> Option<PathBuf> {
-    if name.split('/').count() > 2 || name.contains("..") || name.starts_with('/') {
-        return None;
-    }
-    let hub = std::env::var_os("HF_HUB_CACHE")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HF_HOME").map(|home| PathBuf::from(home).join("hub")))
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/huggingface/hub")))?;
-    let repository = hub.join(format!("models--{}", name.replace('/', "--")));
-    let revision = std::fs::read_to_string(repository.join("refs/main")).ok()?;
-    let dir = repository.join("snapshots").join(revision.trim());
-    dir.join("tokenizer.json").is_file().then_some(dir)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::find::EMBEDDED_ROOT;
     use super::*;
 
     fn chat(json: &str) -> Job {
         Job::Chat(serde_json::from_str(json).unwrap())
-    }
-
-    #[test]
-    fn the_text_of_a_chat_hangs_on_its_content_alone() {
-        let a = chat(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
-        let b = chat(r#"{"messages":[{"content":[{"type":"text","text":"hi"}],"role":"user"}]}"#);
-        assert_eq!(a.text(), b.text());
-    }
-
-    #[test]
-    fn text_is_cut_at_whole_characters() {
-        for ch in ["\u{d7}", "\u{1f642}", "\u{6f22}"] {
-            let texts = vec!["x".repeat(TEXT_BYTES_MAX - 1), ch.repeat(3)];
-            let text = Job::Texts {
-                texts,
-                add_special: true,
-            }
-            .text();
-            assert!(text.len() <= TEXT_BYTES_MAX && text.len() > TEXT_BYTES_MAX - 4);
-        }
     }
 
     #[tokio::test]
@@ -484,7 +413,7 @@ mod tests {
             texts: vec![text],
             add_special: true,
         };
-        let got = slot.encode(job, budget, None).await.unwrap();
+        let got = slot.encode(&Arc::new(job), budget, None).await.unwrap();
         assert_eq!(got.prompts, [want]);
         assert_eq!(got.degraded, None);
     }
@@ -502,7 +431,7 @@ mod tests {
             r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#,
             "x".repeat(16 << 20)
         ));
-        let error = slot.encode(job, budget, Some(4096)).await.unwrap_err();
+        let error = slot.encode(&Arc::new(job), budget, Some(4096)).await.unwrap_err();
         assert_eq!(error.code, "context_length_exceeded");
         assert!(error.message.contains("4096") && error.message.contains("at least"));
         assert!(started.elapsed() < Duration::from_secs(1));

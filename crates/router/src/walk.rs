@@ -24,7 +24,7 @@ use crate::reply::ReplyBody;
 use crate::state::{InFlightGuard, Router};
 use crate::tokenize::{Budget, Degraded, Job, Tokens, too_long};
 use crate::upstream::UpstreamFault;
-use crate::{operator, split};
+use crate::{ask_engine, operator, split};
 
 /// SageMaker's header that steers affinity: 1 to 64 printable ASCII characters.
 const AFFINITY_HEADER: &str = "x-amzn-sagemaker-prefix-aware-id";
@@ -123,7 +123,7 @@ async fn serve(
         trace,
         request_id,
         debug,
-        comparable: asked.key_source != cairn_routing::KeySource::Text,
+        comparable: asked.key_source == cairn_routing::KeySource::Exact,
         prompt_tokens: asked.prompt_tokens,
     };
     attempts(router, &fleet, &asked, &parsed, headers, exchange).await
@@ -257,17 +257,21 @@ async fn tokenize(
         },
         (Endpoint::Embeddings | Endpoint::Chat, _) => return Ok((Tokens::default(), None)),
     };
+    let job = Arc::new(job);
     let text = by_text.then(|| job.text());
     let budget = Budget {
         base: std::time::Duration::from_millis(router.config.tokenize_budget_ms),
         per_kib: std::time::Duration::from_micros(router.config.tokenize_budget_us_per_kib),
     };
     let max = pool.max_model_len.filter(|_| !parsed.fields.truncates);
-    let mut tokens = router
-        .tokens_of(&pool.name)
-        .encode(job, budget, max)
-        .instrument(span.clone())
-        .await?;
+    let slot = router.tokens_of(&pool.name);
+    let mut tokens = slot.encode(&job, budget, max).instrument(span.clone()).await?;
+    if matches!(tokens.degraded, Some(Degraded::NoTokenizer | Degraded::Mismatch)) {
+        let asked = ask_engine::encode(router, pool, &job, slot.allowed(&job, budget))
+            .instrument(span.clone())
+            .await;
+        tokens = asked.unwrap_or(tokens);
+    }
     if parsed.endpoint == Endpoint::Completions && tokens.degraded.is_none() {
         for prompt in &mut tokens.prompts {
             *prompt = truncated(std::mem::take(prompt), parsed.fields.truncate);

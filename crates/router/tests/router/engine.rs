@@ -47,6 +47,8 @@ pub struct State {
     pub max_model_len: u32,
     pub root: Option<String>,
     pub healthy: bool,
+    /// What `/tokenize` says to every text; 404 where `None`.
+    pub tokenize: Option<Vec<u32>>,
 }
 
 /// A running engine.
@@ -125,6 +127,7 @@ impl Engine {
             max_model_len: 4096,
             root: None,
             healthy: true,
+            tokenize: None,
         }));
         let running = Arc::new(AtomicUsize::new(0));
         let cancelled = Arc::new(AtomicUsize::new(0));
@@ -219,6 +222,12 @@ async fn answer(
                 })
                 .collect();
             return whole(StatusCode::OK, serde_json::json!({"data": data}).to_string());
+        }
+        "/tokenize" => {
+            return match state.lock().tokenize.clone() {
+                Some(tokens) => whole(StatusCode::OK, serde_json::json!({"tokens": tokens}).to_string()),
+                None => whole(StatusCode::NOT_FOUND, "{}".into()),
+            };
         }
         _ => {}
     }

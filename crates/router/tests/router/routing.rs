@@ -461,3 +461,38 @@ async fn policies_are_chosen_by_request_where_allowed() {
         );
     }
 }
+
+#[tokio::test]
+async fn where_the_tokenizer_differs_from_its_engine_the_engine_itself_is_asked() {
+    let world = World::start(2).await;
+    let theirs = tokens(77, 333);
+    for engine in &world.engines {
+        engine.state.lock().tokenize = Some(theirs.clone());
+    }
+    world.index.store(&world.workers[1], &theirs, "");
+    let router = world.router().await;
+    let deadline = tokio::time::Instant::now() + super::client::BOUND;
+    while !status(&router).await["pools"][0]["tokenizer"]
+        .as_str()
+        .unwrap()
+        .contains("OTHER")
+    {
+        assert!(
+            tokio::time::Instant::now() < deadline,
+            "{}",
+            status(&router).await["pools"]
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let body = serde_json::json!({"model": "m", "prompt": "some text"}).to_string();
+    for _ in 0..2 {
+        let told = send(router.addr, post("/cairn/explain", body.clone())).await.json();
+        assert_eq!(told["tokens"], 333);
+        assert_eq!(told["candidates"][1]["gpu_tokens"], 320);
+    }
+    for engine in &world.engines {
+        engine.kill();
+    }
+    let told = send(router.addr, post("/cairn/explain", body.clone())).await;
+    assert!(told.status == 503 || told.json()["tokens"] == 333, "{told:?}");
+}
