@@ -15,8 +15,10 @@ const MAX_BUFFERED_TOKENS: usize = 8 << 20;
 const IDLE_POLL_MS: u64 = 1_000;
 /// Replays that are tried for one gap: a batch may be published between the replay and the live message.
 const MAX_ATTEMPTS: u32 = 3;
-/// Replays that may fail before the stream goes on without.
-const MAX_FAILURES: u32 = 2;
+/// Replays that may fail before the stream goes on without: a restarting engine's sockets come up one by one.
+const MAX_FAILURES: u32 = 4;
+/// Between a replay that failed and the next.
+const RETRY_PAUSE_MS: u64 = 250;
 /// A replay that gives no answer for this long has failed, whatever the shell says.
 const REPLAY_TIMEOUT_MS: u64 = 15_000;
 
@@ -27,11 +29,15 @@ pub(crate) enum Step {
     Apply(EventBatch),
     /// The engine began a new life: forget the old one before anything else.
     NewLife,
-    /// These batches before the next are lost for good; at a first contact `known` is false.
+    /// Batches before the next are lost for good, or may be.
     Gap {
-        /// How many.
+        /// How many that are known of.
         lost: u64,
+        /// Nobody can show any more that it is none.
+        firm: bool,
     },
+    /// The gap before that wasn't firm was none.
+    NoGap,
     /// Ask for a replay.
     RequestReplay {
         /// First wanted seq.
@@ -54,6 +60,8 @@ enum Phase {
         verify: bool,
         attempts: u32,
         since: Millis,
+        /// The last request failed; the next goes out then.
+        retry_at: Option<Millis>,
     },
 }
 
@@ -73,6 +81,8 @@ pub(crate) struct Session {
     outstanding: u32,
     /// Some batch came in answer to the replay that runs.
     answered: bool,
+    /// Nobody has shown since the last reconnect that the engine is still the same.
+    unverified: bool,
     last_activity: Millis,
     process_start: Option<u64>,
     out: Vec<Step>,
@@ -101,6 +111,7 @@ impl Session {
             buffered_tokens: 0,
             outstanding: 0,
             answered: false,
+            unverified: false,
             last_activity: now,
             process_start,
             out: Vec::new(),
@@ -132,8 +143,9 @@ impl Session {
         self.forget_buffer();
         self.outstanding = 0;
         self.last_activity = now;
+        self.unverified = self.next > 0;
         if self.replay {
-            self.start_replay(now, self.next > 0);
+            self.start_replay(now, self.unverified);
         } else {
             self.phase = Phase::Live;
         }
@@ -156,11 +168,11 @@ impl Session {
             }
             Phase::Replaying { .. } => self.keep(batch),
             Phase::Live if batch.seq < self.next => self.old(now, batch),
-            Phase::Live if batch.seq == self.next => self.apply(batch),
-            Phase::Live if self.replay => {
+            Phase::Live if self.replay && (batch.seq > self.next || self.unverified) => {
                 self.keep(batch);
-                self.start_replay(now, false);
+                self.start_replay(now, self.unverified);
             }
+            Phase::Live if batch.seq == self.next => self.apply(batch),
             Phase::Live => {
                 self.lose_up_to(batch.seq);
                 self.apply(batch);
@@ -185,8 +197,8 @@ impl Session {
             // An answer to an older request; the newer one will bring what is missing before it.
             self.keep(batch);
         } else {
-            self.verified();
             self.lose_up_to(batch.seq);
+            self.unverified = false;
             self.apply(batch);
         }
         self.drain_buffer();
@@ -199,35 +211,36 @@ impl Session {
             ReplayEnd::Complete => self.outstanding.saturating_sub(1),
             ReplayEnd::Failed => 0,
         };
-        let Phase::Replaying { verify, attempts, .. } = self.phase else {
-            return;
-        };
         if self.outstanding > 0 {
             return;
         }
-        if end == ReplayEnd::Complete && verify && !self.answered {
+        let complete = end == ReplayEnd::Complete;
+        if complete && self.unverified && !self.answered && self.phase != Phase::Away {
             // The same engine always has its last batch: this one is younger than that.
             return self.new_life(now);
         }
+        let Phase::Replaying { verify, attempts, .. } = self.phase else {
+            return;
+        };
         self.drain_buffer();
-        if self.buffer.is_empty() {
-            if end == ReplayEnd::Failed && attempts < MAX_FAILURES {
-                return self.request(now, verify, attempts + 1);
-            }
-            if end == ReplayEnd::Failed {
-                // Whether the tail was lost can't be known.
-                self.out.push(Step::Gap { lost: 0 });
-            }
-            self.phase = Phase::Live;
-        } else if attempts
-            < (if end == ReplayEnd::Failed {
-                MAX_FAILURES
-            } else {
-                MAX_ATTEMPTS
-            })
-        {
-            self.request(now, verify && end == ReplayEnd::Failed, attempts + 1);
+        if !complete && attempts < MAX_FAILURES {
+            let retry_at = Some(now.after(RETRY_PAUSE_MS));
+            self.phase = Phase::Replaying {
+                verify,
+                attempts,
+                since: now,
+                retry_at,
+            };
+        } else if !self.buffer.is_empty() && complete && attempts < MAX_ATTEMPTS {
+            self.request(now, false, attempts + 1);
         } else {
+            if !complete {
+                // Whether a tail was lost, or the engine is still the same, can't be known. Without newer batches the
+                // idle poll may still find out; with them it is too late.
+                let firm = !self.buffer.is_empty();
+                self.out.push(Step::Gap { lost: 0, firm });
+                self.unverified &= !firm;
+            }
             self.give_up_gap();
             self.phase = Phase::Live;
         }
@@ -250,13 +263,24 @@ impl Session {
             Phase::Live => {
                 if self.replay && self.outstanding == 0 && now.since(self.last_activity) >= IDLE_POLL_MS {
                     self.last_activity = now;
-                    self.outstanding = 1;
-                    self.out.push(Step::RequestReplay { from: self.next });
+                    self.ask(self.unverified);
                 } else if self.outstanding > 0 && now.since(self.last_activity) >= REPLAY_TIMEOUT_MS {
                     self.outstanding = 0;
                 }
             }
-            Phase::Replaying { since, .. } => {
+            Phase::Replaying {
+                verify,
+                attempts,
+                retry_at: Some(at),
+                ..
+            } => {
+                if now >= at {
+                    self.request(now, verify, attempts + 1);
+                }
+            }
+            Phase::Replaying {
+                since, retry_at: None, ..
+            } => {
                 if now.since(since) >= REPLAY_TIMEOUT_MS {
                     self.replay_ended(now, ReplayEnd::Failed);
                 }
@@ -274,7 +298,13 @@ impl Session {
             verify,
             attempts,
             since: now,
+            retry_at: None,
         };
+        self.ask(verify);
+    }
+
+    /// Asks for everything from the next batch on, or, to verify, from the last applied one.
+    fn ask(&mut self, verify: bool) {
         self.answered = false;
         self.outstanding += 1;
         let from = if verify { self.next.saturating_sub(1) } else { self.next };
@@ -282,6 +312,9 @@ impl Session {
     }
 
     fn verified(&mut self) {
+        if std::mem::take(&mut self.unverified) {
+            self.out.push(Step::NoGap);
+        }
         if let Phase::Replaying { verify, .. } = &mut self.phase {
             *verify = false;
         }
@@ -291,9 +324,10 @@ impl Session {
     fn old(&mut self, now: Millis, batch: EventBatch) {
         match self.recent.content(batch.seq) {
             Some(content) if content == batch.content => {
+                let expected = self.unverified || self.is_replaying();
                 self.verified();
                 // An idle poll or a verification asks for a batch that is known: no refusal.
-                if !self.is_replaying() {
+                if !expected {
                     self.out.push(Step::Refused(RefusalReason::Duplicate));
                 }
             }
@@ -322,6 +356,7 @@ impl Session {
         self.recent = Recent::default();
         self.last_ts = 0.0;
         self.process_start = None;
+        self.unverified = false;
         if self.phase != Phase::Away {
             if self.replay {
                 self.start_replay(now, false);
@@ -333,7 +368,10 @@ impl Session {
 
     fn lose_up_to(&mut self, seq: u64) {
         if seq > self.next {
-            self.out.push(Step::Gap { lost: seq - self.next });
+            self.out.push(Step::Gap {
+                lost: seq - self.next,
+                firm: true,
+            });
             self.next = seq;
         }
     }

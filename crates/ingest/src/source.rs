@@ -44,6 +44,8 @@ pub struct Source {
     pub(crate) mirror: Mirror,
     pub(crate) outbox: Outbox,
     pub(crate) unknown: Unknown,
+    /// The gap is one only because no replay answered.
+    tentative_gap: bool,
     asleep: bool,
     silent: bool,
     /// Computed tokens when they began to grow without events, and since when.
@@ -75,6 +77,7 @@ impl Source {
             mirror,
             outbox,
             unknown,
+            tentative_gap: false,
             asleep: false,
             silent: false,
             quiet_from: None,
@@ -311,7 +314,16 @@ impl Source {
                     self.quiet_from = None;
                     self.push_effect(Effect::Reregister);
                 }
-                Step::Gap { lost } => {
+                Step::NoGap => self.forgive_gap(),
+                Step::Gap { firm: false, .. } => {
+                    // A gap that is known of stays one.
+                    if self.unknown.gap_ends.is_none() {
+                        self.tentative_gap = true;
+                        self.begin_gap();
+                    }
+                }
+                Step::Gap { lost, firm: true } => {
+                    self.tentative_gap = false;
                     self.counts.gaps += 1;
                     self.counts.lost_batches += lost;
                     self.begin_gap();
@@ -349,6 +361,7 @@ impl Source {
         if self.unknown.gap_ends.is_some_and(|end| stores >= end) {
             self.mirror.drop_suspects();
             self.unknown.gap_ends = None;
+            self.tentative_gap = false;
         }
         if std::mem::take(&mut self.mirror.full) {
             self.unknown.bound_ends = Some(stores.saturating_add(self.turnover()));
@@ -362,6 +375,14 @@ impl Source {
         match self.config.capacity_blocks {
             0 => self.mirror.held(0).max(MIN_TURNOVER),
             known => known,
+        }
+    }
+
+    /// Nothing was lost after all.
+    fn forgive_gap(&mut self) {
+        if std::mem::take(&mut self.tentative_gap) {
+            self.mirror.trust_all();
+            self.unknown.gap_ends = None;
         }
     }
 

@@ -746,10 +746,22 @@ fn a_full_mirror_leaves_blocks_out_and_says_so() {
     // Once everything of that time is gone, nothing is missing.
     rig.members[0].source.set_max_blocks(1_000);
     let list: Vec<u64> = (100..120).collect();
-    rig.live(0, batch(1, vec![remove(&[9, 8, 7, 6, 5, 4, 3, 2, 1]), store(&list, None, &tokens(5_000, 320), 16)]));
+    rig.live(
+        0,
+        batch(
+            1,
+            vec![
+                remove(&[9, 8, 7, 6, 5, 4, 3, 2, 1]),
+                store(&list, None, &tokens(5_000, 320), 16),
+            ],
+        ),
+    );
     assert_eq!(rig.claim(0), Confidence::Degraded(DegradedReason::Bounded));
     for i in 2..54 {
-        rig.live(0, batch(i, vec![remove(&list), store(&list, None, &tokens(5_000, 320), 16)]));
+        rig.live(
+            0,
+            batch(i, vec![remove(&list), store(&list, None, &tokens(5_000, 320), 16)]),
+        );
     }
     assert_eq!(rig.claim(0), Confidence::Exact);
 }

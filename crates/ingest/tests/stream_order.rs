@@ -385,14 +385,23 @@ fn a_clear_after_a_gap_makes_the_source_exact_at_once() {
     assert_eq!(rig.hit(&tokens(0, 32)), (0, 0));
 }
 
+/// Every replay fails until the session gives up.
+fn fail_all(rig: &mut Rig) -> Vec<u64> {
+    let mut asked = replays(rig);
+    for _ in 0..8 {
+        end(rig, ReplayEnd::Failed);
+        rig.tick(250);
+        asked.extend(replays(rig));
+    }
+    asked
+}
+
 #[test]
 fn a_replay_that_fails_is_tried_again_and_then_given_up() {
     let mut rig = rig();
     rig.live(0, link(0));
     rig.live(0, link(2));
-    end(&mut rig, ReplayEnd::Failed);
-    assert_eq!(replays(&mut rig), [1, 1]);
-    end(&mut rig, ReplayEnd::Failed);
+    assert_eq!(fail_all(&mut rig)[..4], [1, 1, 1, 1]);
     assert_eq!(rig.claim(0), Confidence::Degraded(DegradedReason::Gap));
     assert_eq!(
         rig.members[0].source.stats().quarantined,
@@ -404,11 +413,79 @@ fn a_replay_that_fails_is_tried_again_and_then_given_up() {
 }
 
 #[test]
+fn a_restart_shows_once_the_replay_socket_is_up_however_late() {
+    let mut rig = rig();
+    for i in 0..3 {
+        rig.live(0, link(i));
+    }
+    reconnect(&mut rig);
+    fail_all(&mut rig);
+    assert_eq!(rig.claim(0), Confidence::Degraded(DegradedReason::Gap));
+    replays(&mut rig);
+    rig.tick(1_100);
+    assert_eq!(replays(&mut rig), [2], "the idle poll goes on verifying");
+    end(&mut rig, ReplayEnd::Complete);
+    assert_eq!(rig.members[0].source.stats().restarts, 1);
+    assert_eq!(rig.hit(&tokens(0, 48)), (0, 0));
+}
+
+#[test]
+fn a_life_that_nobody_could_verify_before_it_went_on_stays_suspect() {
+    let mut rig = rig();
+    for i in 0..3 {
+        rig.live(0, link(i));
+    }
+    reconnect(&mut rig);
+    // Perhaps another engine by now: its next message has the seq that is expected.
+    rig.live(
+        0,
+        batch_of_life(1, 3, vec![store(&[900], None, &tokens(7_000, 16), 16)]),
+    );
+    fail_all(&mut rig);
+    assert_eq!(rig.hit(&tokens(7_000, 16)), (16, 0));
+    rig.tick(1_100);
+    end(&mut rig, ReplayEnd::Complete);
+    assert_eq!(rig.claim(0), Confidence::Degraded(DegradedReason::Gap));
+    assert_eq!(rig.members[0].source.stats().suspects, 3);
+    for i in 4..12u64 {
+        rig.live(
+            0,
+            batch_of_life(
+                1,
+                i,
+                vec![store(&[900 + i], None, &tokens(7_000 + i as u32 * 16, 16), 16)],
+            ),
+        );
+    }
+    assert_eq!((rig.claim(0), rig.hit(&tokens(0, 48))), (Confidence::Exact, (0, 0)));
+}
+
+#[test]
+fn a_replay_socket_that_comes_late_and_shows_the_same_life_takes_the_suspicion_off() {
+    let mut rig = rig();
+    for i in 0..3 {
+        rig.live(0, link(i));
+    }
+    reconnect(&mut rig);
+    fail_all(&mut rig);
+    assert_eq!(rig.members[0].source.stats().suspects, 3);
+    replays(&mut rig);
+    rig.tick(1_100);
+    for i in 2..5 {
+        rig.replayed(0, link(i));
+    }
+    end(&mut rig, ReplayEnd::Complete);
+    assert_eq!(rig.claim(0), Confidence::Exact);
+    assert_eq!(rig.members[0].source.stats().suspects, 0);
+    assert_eq!(rig.hit(&tokens(0, 80)), (80, 0));
+}
+
+#[test]
 fn a_replay_without_any_answer_ends_by_itself() {
     let mut rig = rig();
     rig.live(0, link(0));
     rig.live(0, link(2));
-    for _ in 0..4 {
+    for _ in 0..16 {
         rig.tick(16_000);
     }
     assert_eq!(rig.claim(0), Confidence::Degraded(DegradedReason::Gap));

@@ -25,6 +25,18 @@ impl Mirror {
         }
     }
 
+    /// Nothing was lost: nothing is suspect.
+    pub(crate) fn trust_all(&mut self) {
+        if self.suspects() > 0 {
+            let slots: Vec<Slot> = self.arena.slots().collect();
+            for slot in slots {
+                self.arena.get_mut(slot).set(SUSPECT_ANYWHERE, false);
+            }
+        }
+        self.suspects = [0; super::TIERS];
+        self.suspect_keys = Default::default();
+    }
+
     /// Takes the suspicion off a node in a tier; returns whether there was any.
     #[inline]
     pub(super) fn unsuspect(&mut self, slot: Slot, tier: usize) -> bool {
