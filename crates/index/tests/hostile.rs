@@ -65,7 +65,7 @@ fn keys_that_repeat_and_contradict_themselves_never_panic_nor_leave_residue() {
 
 #[test]
 fn replicas_agree_on_contradictory_keys_too() {
-    for seed in 0..60 {
+    for seed in 0..200 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut state = IndexState::new();
         let of = register(&mut state, spec(1));
@@ -103,7 +103,9 @@ fn replicas_agree_on_contradictory_keys_too() {
             }
         };
         (0..100).for_each(|_| step(&mut state, &mut Vec::new()));
-        let mut copies = vec![state.clone()];
+        let mut bytes = Vec::new();
+        encode_snapshot(&state, &mut bytes).unwrap();
+        let mut copies = vec![state.clone(), decode_snapshot(&bytes[..]).unwrap()];
         (0..100).for_each(|_| step(&mut state, &mut copies));
     }
 }

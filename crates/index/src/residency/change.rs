@@ -296,7 +296,9 @@ impl Residency {
             }
             spot = next;
         }
-        if let Some(state) = self.state_mut(holder) {
+        // A cursor is only ever at a run that the holder has a share of, so it never outlives the run.
+        let shared = self.runs.get(spot.run).share(holder).is_ok();
+        if let Some(state) = self.state_mut(holder).filter(|_| shared) {
             state.last[Cursor::Removal as usize] = spot.run;
         }
         Removed { blocks }
@@ -354,6 +356,11 @@ impl Residency {
                 .find(|moved| moved.is_some_and(|moved| moved.0 == id));
             let end = moved.and_then(Option::take).map_or(old_end, |moved| moved.1);
             state.runs.remove(end, id);
+            state
+                .last
+                .iter_mut()
+                .filter(|last| **last == id)
+                .for_each(|last| *last = RunId::NONE);
             self.runs.get_mut(id).shares.remove(slot);
             self.shares -= 1;
         }

@@ -1,6 +1,7 @@
 //! The residency's part of a snapshot: every run with its place, keys and shares, parents before children.
 //!
-//! Runs are written as they are, so that a restored copy goes on exactly as the one that was written.
+//! Runs, and the tables and cursors that find a holder's blocks in them, are written as they are, so that a restored copy
+//! goes on exactly as the one that was written, even where an agent's keys contradict each other.
 
 use std::io::{self, Read, Write};
 
@@ -8,7 +9,8 @@ use cairn_blocks::BlockKey;
 
 use super::run::{Run, RunId, Share};
 use super::runs::{Below, Spot};
-use super::{DEPTH_MAX, Residency};
+use super::table::KeyTable;
+use super::{DEPTH_MAX, HolderState, Residency};
 use crate::HolderId;
 use crate::codec::{DecodeError, In, Out};
 
@@ -26,7 +28,10 @@ impl Residency {
             position[id.0 as usize] = at;
             self.put_run(out, *id, &position)?;
         }
-        Ok(())
+        self.holders
+            .iter()
+            .flatten()
+            .try_for_each(|state| put_holder(out, state, &position))
     }
 
     /// Every run, those below roots first, each level in the order of its parents.
@@ -98,6 +103,15 @@ impl Residency {
             .runs
             .iter()
             .all(|run| run.len == run.child_max || run.shares.iter().any(|share| share.cut() == run.len));
+        let mut counts = vec![0usize; read.holders.len()];
+        for share in read.runs.runs.iter().flat_map(|run| &run.shares) {
+            counts[share.holder().0 as usize] += 1;
+        }
+        for (holder, shares) in (0..).map(HolderId).zip(counts) {
+            if read.state(holder).is_some() {
+                read.read_holder(input, holder, shares)?;
+            }
+        }
         if ends_live {
             Ok(read)
         } else {
@@ -174,13 +188,83 @@ impl Residency {
         }
         let run = self.runs.get(id);
         let sum = self.runs.mix(run, 0, cut).wrapping_sub(missing.1);
-        let last = self.runs.key(run, cut - 1);
         let state = self.state_mut(holder).expect("the caller checked the holder");
         state.digest.blocks += u64::from(cut - missing.0);
         state.digest.digest = state.digest.digest.wrapping_add(sum);
-        state.runs.insert(last, id);
         self.runs.get_mut(id).shares.push(Share::new(holder, cut, has_holes));
         self.shares += 1;
         Ok(())
     }
+
+    /// Reads what [`put_holder`] wrote. Runs are numbered as they were read.
+    fn read_holder<R: Read>(&mut self, input: &mut In<R>, holder: HolderId, shares: usize) -> Result<(), DecodeError> {
+        const WRONG: DecodeError = DecodeError::Invalid("a holder's table of runs");
+        let mut last = [RunId::NONE; 2];
+        for cursor in &mut last {
+            *cursor = RunId(input.small("a holder's cursor")?.wrapping_sub(1));
+        }
+        let mut moved = [None; 2];
+        for entry in &mut moved {
+            if let Some(run) = input.small("a holder's cursor")?.checked_sub(1) {
+                *entry = Some((RunId(run), input.key("a holder's cursor")?));
+            }
+        }
+        let slots = input.count("a holder's slots", u32::MAX as usize)?;
+        if !KeyTable::plausible(slots, shares) {
+            return Err(WRONG);
+        }
+        let mut entries = Vec::with_capacity(shares);
+        for _ in 0..shares {
+            let slot = input.count("a holder's slot", slots)?;
+            let id = RunId(input.small("a holder's run")?);
+            let run = self.runs.runs.get(id.0 as usize).ok_or(WRONG)?;
+            let share = run.shares[run.share(holder).map_err(|_| WRONG)?];
+            let moved = moved.iter().flatten().find(|moved| moved.0 == id);
+            let key = moved.map_or_else(|| self.runs.key(run, share.cut() - 1), |moved| moved.1);
+            entries.push((slot, key, id));
+        }
+        let mut runs: Vec<RunId> = entries.iter().map(|entry| entry.2).collect();
+        runs.sort_unstable();
+        let distinct = runs.windows(2).all(|pair| pair[0] != pair[1]);
+        let cursors = last.iter().filter(|&&run| run != RunId::NONE).copied();
+        let mut known = cursors.chain(moved.iter().flatten().map(|moved| moved.0));
+        let all_known = known.all(|run| runs.binary_search(&run).is_ok());
+        let twice = matches!(moved, [Some(a), Some(b)] if a.0 == b.0);
+        let table = KeyTable::with_entries(slots, &entries).ok_or(WRONG)?;
+        if !distinct || !all_known || twice {
+            return Err(WRONG);
+        }
+        let state = self.state_mut(holder).expect("the caller took existing holders");
+        (state.runs, state.last, state.moved) = (table, last, moved);
+        Ok(())
+    }
+}
+
+/// Writes how a holder finds its runs.
+fn put_holder<W: Write>(out: &mut Out<'_, W>, state: &HolderState, position: &[u32]) -> io::Result<()> {
+    let place = |run: RunId| {
+        if run == RunId::NONE {
+            0
+        } else {
+            position[run.0 as usize]
+        }
+    };
+    for run in state.last {
+        out.number(place(run))?;
+    }
+    for moved in state.moved {
+        match moved {
+            Some((run, key)) => {
+                out.number(place(run))?;
+                out.key(key)?;
+            }
+            None => out.number(0u32)?,
+        }
+    }
+    out.number(state.runs.slots() as u64)?;
+    for (slot, run) in state.runs.entries() {
+        out.number(slot as u64)?;
+        out.number(place(run) - 1)?;
+    }
+    Ok(())
 }

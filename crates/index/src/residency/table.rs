@@ -7,6 +7,9 @@ use super::run::RunId;
 /// Slots that a table begins with.
 const FIRST_SLOTS: usize = 8;
 
+/// A table with fewer entries than a slot in so many is made smaller.
+const SPARSE: usize = 16;
+
 /// Runs by 32 bits of a key, linear probing, removal by shifting back.
 ///
 /// A slot is 0 where empty, else the key's low half above the run's id plus one.
@@ -48,7 +51,7 @@ impl KeyTable {
     pub(super) fn insert(&mut self, key: BlockKey, run: RunId) {
         // At most three quarters full, so that probing stays short.
         if (self.len + 1) * 4 > self.slots.len() * 3 {
-            self.grow();
+            self.resize((self.slots.len() * 2).max(FIRST_SLOTS));
         }
         self.len += 1;
         self.place(u64::from(tag(key)) << 32 | u64::from(run.0 + 1));
@@ -79,6 +82,52 @@ impl KeyTable {
             }
         }
         self.slots[hole] = 0;
+        if self.slots.len() > FIRST_SLOTS && self.len * SPARSE < self.slots.len() {
+            self.resize(self.slots.len() / 2);
+        }
+    }
+
+    /// How many slots there are.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Every entry with its slot, by slot.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (usize, RunId)> + '_ {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter(|(_, slot)| **slot != 0)
+            .map(|(at, &slot)| (at, run_of(slot)))
+    }
+
+    /// Whether a table with so many entries may have so many slots.
+    pub(super) fn plausible(slots: usize, len: usize) -> bool {
+        let full = len * 4 > slots * 3;
+        let sparse = slots > FIRST_SLOTS && len * SPARSE < slots;
+        slots == 0 && len == 0 || slots.is_power_of_two() && slots >= FIRST_SLOTS && !full && !sparse
+    }
+
+    /// A table with exactly these entries at these slots; none where it couldn't have come to be.
+    pub(super) fn with_entries(slots: usize, entries: &[(usize, BlockKey, RunId)]) -> Option<Self> {
+        if !Self::plausible(slots, entries.len()) {
+            return None;
+        }
+        let mut table = Self {
+            slots: vec![0; slots],
+            len: entries.len(),
+        };
+        for &(at, key, run) in entries {
+            let slot = table.slots.get_mut(at).filter(|slot| **slot == 0)?;
+            *slot = u64::from(tag(key)) << 32 | u64::from(run.0 + 1);
+        }
+        // Nothing empty may lie between an entry and its home.
+        let mask = slots.wrapping_sub(1);
+        let reachable = entries.iter().all(|&(at, key, _)| {
+            let home = table.home(tag(key)) & mask;
+            (0..at.wrapping_sub(home) & mask).all(|step| table.slots[(home + step) & mask] != 0)
+        });
+        reachable.then_some(table)
     }
 
     /// Every run, in no order that means anything.
@@ -101,8 +150,7 @@ impl KeyTable {
         self.slots[at] = slot;
     }
 
-    fn grow(&mut self) {
-        let slots = (self.slots.len() * 2).max(FIRST_SLOTS);
+    fn resize(&mut self, slots: usize) {
         let old = std::mem::replace(&mut self.slots, vec![0; slots]);
         for slot in old.into_iter().filter(|&slot| slot != 0) {
             self.place(slot);
