@@ -222,7 +222,6 @@ impl Session {
         let Phase::Replaying { verify, attempts, .. } = self.phase else {
             return;
         };
-        self.drain_buffer();
         if !complete && attempts < MAX_FAILURES {
             let retry_at = Some(now.after(RETRY_PAUSE_MS));
             self.phase = Phase::Replaying {
@@ -231,7 +230,12 @@ impl Session {
                 since: now,
                 retry_at,
             };
-        } else if !self.buffer.is_empty() && complete && attempts < MAX_ATTEMPTS {
+            return;
+        }
+        if complete {
+            self.drain_buffer();
+        }
+        if !self.buffer.is_empty() && complete && attempts < MAX_ATTEMPTS {
             self.request(now, false, attempts + 1);
         } else {
             if !complete {

@@ -319,14 +319,14 @@ impl Source {
                     // A gap that is known of stays one.
                     if self.unknown.gap_ends.is_none() {
                         self.tentative_gap = true;
-                        self.begin_gap();
+                        self.begin_gap(false);
                     }
                 }
                 Step::Gap { lost, firm: true } => {
                     self.tentative_gap = false;
                     self.counts.gaps += 1;
                     self.counts.lost_batches += lost;
-                    self.begin_gap();
+                    self.begin_gap(true);
                 }
                 Step::RequestReplay { from } => {
                     self.counts.replays += 1;
@@ -386,8 +386,8 @@ impl Source {
         }
     }
 
-    fn begin_gap(&mut self) {
-        self.mirror.suspect_all();
+    fn begin_gap(&mut self, firm: bool) {
+        self.mirror.suspect_all(firm);
         self.unknown.gap_ends = Some(self.mirror.gpu_stores.saturating_add(self.turnover()));
     }
 

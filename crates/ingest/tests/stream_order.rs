@@ -526,3 +526,30 @@ fn a_late_start_knows_that_it_does_not_know_what_was_before() {
     assert_eq!(rig.claim(0), Confidence::Degraded(DegradedReason::Gap));
     assert_eq!(rig.hit(&tokens(500, 16)), (16, 0));
 }
+
+#[test]
+fn a_block_that_waited_through_a_gap_counts_no_copy_that_may_be_gone() {
+    let mut rig = rig();
+    rig.live(0, batch(0, vec![store(&[2], Some(1), &tokens(16, 16), 16)]));
+    // Its removal is in the message that is lost for good.
+    rig.live(0, batch(2, Vec::new()));
+    rig.replayed(0, batch(2, Vec::new()));
+    end(&mut rig, ReplayEnd::Complete);
+    rig.live(0, batch(3, vec![store(&[1, 2], None, &tokens(0, 32), 16)]));
+    assert_eq!(rig.hit(&tokens(0, 32)), (32, 0));
+    rig.live(0, batch(4, vec![remove(&[2])]));
+    assert_eq!(rig.hit(&tokens(0, 32)), (16, 0));
+}
+
+#[test]
+fn a_confirmed_suspect_has_one_copy_whatever_was_counted_before() {
+    let mut rig = rig();
+    let again = || store(&[1], None, &tokens(0, 16), 16);
+    rig.live(0, batch(0, vec![again(), again()]));
+    rig.live(0, batch(2, Vec::new()));
+    rig.replayed(0, batch(2, Vec::new()));
+    end(&mut rig, ReplayEnd::Complete);
+    rig.live(0, batch(3, vec![store(&[2], Some(1), &tokens(16, 16), 16)]));
+    rig.live(0, batch(4, vec![remove(&[2]), remove(&[1])]));
+    assert_eq!(rig.hit(&tokens(0, 32)), (0, 0));
+}

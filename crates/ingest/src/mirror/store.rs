@@ -334,8 +334,11 @@ impl Mirror {
 
     fn add_waiting(&mut self, slot: Slot, copies: [u32; super::TIERS]) {
         for (tier, copies) in copies.into_iter().enumerate().filter(|(_, c)| *c > 0) {
-            self.unsuspect(slot, tier);
-            let known = self.arena.copies(slot, tier);
+            let known = if self.unsuspect(slot, tier) {
+                0
+            } else {
+                self.arena.copies(slot, tier)
+            };
             self.set_copies(slot, tier, known.saturating_add(copies));
         }
     }

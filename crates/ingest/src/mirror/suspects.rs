@@ -6,8 +6,12 @@ use super::Mirror;
 use super::node::{DROPPED, ROOT, SUSPECT, SUSPECT_ANYWHERE, Slot};
 
 impl Mirror {
-    /// Everything held is suspect from here on.
-    pub(crate) fn suspect_all(&mut self) {
+    /// Everything held is suspect from here on. After a firm gap what waits for its place goes: its removal may be
+    /// among what was lost, and its copies would count once more.
+    pub(crate) fn suspect_all(&mut self, firm: bool) {
+        if firm {
+            self.quarantine.clear();
+        }
         self.suspect_keys.clear();
         let slots: Vec<Slot> = self.arena.slots().collect();
         for slot in slots {
@@ -49,13 +53,19 @@ impl Mirror {
         was
     }
 
+    /// The engine showed that it has a suspect: one copy is sure, whatever was counted before.
+    fn confirm(&mut self, slot: Slot) {
+        if self.unsuspect(slot, 0) {
+            self.stats.suspects_confirmed += 1;
+            self.set_copies(slot, 0, 1);
+        }
+    }
+
     /// A block was computed on the GPU below this node, so the engine held every block above it.
     pub(super) fn confirm_above(&mut self, slot: Slot) {
         let mut at = slot;
         while self.arena.get(at).flags & (SUSPECT | DROPPED) != 0 {
-            if self.unsuspect(at, 0) {
-                self.stats.suspects_confirmed += 1;
-            }
+            self.confirm(at);
             let node = self.arena.get_mut(at);
             if node.has(DROPPED) {
                 node.set(DROPPED, false);
@@ -108,9 +118,7 @@ impl Mirror {
             };
             let length = node.end - self.arena.get(node.parent).end;
             if end <= cached {
-                if self.unsuspect(slot, 0) {
-                    self.stats.suspects_confirmed += 1;
-                }
+                self.confirm(slot);
             } else if end.saturating_add(length) <= prompt {
                 self.cut(slot);
             }
