@@ -131,7 +131,11 @@ impl EngineModel {
             return Err(SubmitError::EmptyPrompt);
         }
         if prompt + answer > self.config.max_model_len as usize {
-            return Err(SubmitError::TooLong { prompt, answer, max_model_len: self.config.max_model_len });
+            return Err(SubmitError::TooLong {
+                prompt,
+                answer,
+                max_model_len: self.config.max_model_len,
+            });
         }
         if self.sequences.contains_key(&request.id.0) {
             return Err(SubmitError::DuplicateId(request.id.0));
@@ -169,7 +173,9 @@ impl EngineModel {
     /// Gives back blocks held for a decode engine, after it pulled them; `false` when none are held under `id`.
     pub fn release_held(&mut self, now: Micros, id: RequestId) -> bool {
         self.idle_until(now);
-        let Some(at) = self.held.iter().position(|held| held.id == id) else { return false };
+        let Some(at) = self.held.iter().position(|held| held.id == id) else {
+            return false;
+        };
         if let Some(held) = self.held.remove(at) {
             self.pool.release(held.blocks.iter().rev().copied());
         }
@@ -322,23 +328,34 @@ impl EngineModel {
         if !self.running.is_empty() || pending {
             return Some(self.clock);
         }
-        let arrival = self.waiting.front().and_then(|id| self.sequences.get(&id.0)).map(|s| s.arrived);
+        let arrival = self
+            .waiting
+            .front()
+            .and_then(|id| self.sequences.get(&id.0))
+            .map(|s| s.arrived);
         let earliest = [arrival, self.next_load(), self.held.front().map(|held| held.until)];
         earliest.into_iter().flatten().min().map(|at| at.max(self.clock))
     }
 
     /// The next moment after `start` at which what couldn't be scheduled then might be.
     fn next_change(&self, start: Micros) -> Option<Micros> {
-        let arrival = self.waiting.front().and_then(|id| self.sequences.get(&id.0)).map(|s| s.arrived);
+        let arrival = self
+            .waiting
+            .front()
+            .and_then(|id| self.sequences.get(&id.0))
+            .map(|s| s.arrived);
         let later = [arrival, self.next_load(), self.held.front().map(|held| held.until)];
         later.into_iter().flatten().filter(|at| *at > start).min()
     }
 
     fn next_load(&self) -> Option<Micros> {
-        let times = self.loading.iter().filter_map(|id| match self.sequences.get(&id.0)?.phase {
-            Phase::LoadingHost(at) => Some(at),
-            Phase::Waiting | Phase::LoadingRemote | Phase::Loaded | Phase::Running => None,
-        });
+        let times = self
+            .loading
+            .iter()
+            .filter_map(|id| match self.sequences.get(&id.0)?.phase {
+                Phase::LoadingHost(at) => Some(at),
+                Phase::Waiting | Phase::LoadingRemote | Phase::Loaded | Phase::Running => None,
+            });
         times.min()
     }
 }

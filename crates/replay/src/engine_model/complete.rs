@@ -15,7 +15,10 @@ impl EngineModel {
         self.clock = at;
         self.counters.steps += 1;
         if !self.events.is_empty() {
-            out.batches.push(EventBatch { at, events: std::mem::take(&mut self.events) });
+            out.batches.push(EventBatch {
+                at,
+                events: std::mem::take(&mut self.events),
+            });
         }
         for id in step.items {
             self.advance(id, at, out);
@@ -25,7 +28,9 @@ impl EngineModel {
     /// Generates a token for a request whose tokens are all computed.
     fn advance(&mut self, id: RequestId, at: Micros, out: &mut StepOutcome) {
         let (root, block_size) = (self.root, self.config.block_size as usize);
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         if sequence.computed < sequence.tokens.len() {
             return;
         }
@@ -36,11 +41,18 @@ impl EngineModel {
             sequence.hash_full_blocks(root, block_size);
         }
         if sequence.output_len() < sequence.answer.len() {
-            out.outputs.push(Output { id, at, token, finish: None });
+            out.outputs.push(Output {
+                id,
+                at,
+                token,
+                finish: None,
+            });
             return;
         }
         self.running.retain(|other| *other != id);
-        let Some(mut sequence) = self.sequences.remove(&id.0) else { return };
+        let Some(mut sequence) = self.sequences.remove(&id.0) else {
+            return;
+        };
         let blocks = std::mem::take(&mut sequence.blocks);
         let reason = sequence.ends_by;
         match reason {
@@ -49,7 +61,11 @@ impl EngineModel {
         }
         let held = if sequence.hold {
             let until = at.plus(Micros::from_seconds(self.config.hold_s));
-            self.held.push_back(Held { id, blocks: blocks.clone(), until });
+            self.held.push_back(Held {
+                id,
+                blocks: blocks.clone(),
+                until,
+            });
             blocks
         } else {
             self.pool.release(blocks.iter().rev().copied());
@@ -79,6 +95,11 @@ impl EngineModel {
             preemptions: sequence.preemptions,
             held,
         };
-        Output { id: sequence.id, at, token, finish: Some(finish) }
+        Output {
+            id: sequence.id,
+            at,
+            token,
+            finish: Some(finish),
+        }
     }
 }

@@ -110,9 +110,27 @@ impl ModelConfig {
     pub fn validate(&self) -> Result<(), InvalidModel> {
         let ranges: [(&'static str, u64, u64, u64, &'static str); 5] = [
             ("block_size", self.block_size.into(), 1, 4096, "1 to 4096 tokens"),
-            ("gpu_blocks", self.gpu_blocks.into(), 2, Self::BLOCKS_MAX.into(), "2 to 16777216 blocks"),
-            ("max_batched_tokens", self.max_batched_tokens.into(), 1, 1 << 24, "1 to 16777216 tokens"),
-            ("max_num_seqs", self.max_num_seqs.into(), 1, 1 << 20, "1 to 1048576 sequences"),
+            (
+                "gpu_blocks",
+                self.gpu_blocks.into(),
+                2,
+                Self::BLOCKS_MAX.into(),
+                "2 to 16777216 blocks",
+            ),
+            (
+                "max_batched_tokens",
+                self.max_batched_tokens.into(),
+                1,
+                1 << 24,
+                "1 to 16777216 tokens",
+            ),
+            (
+                "max_num_seqs",
+                self.max_num_seqs.into(),
+                1,
+                1 << 20,
+                "1 to 1048576 sequences",
+            ),
             (
                 "cpu.blocks",
                 self.cpu.map_or(1, |c| c.blocks.into()),
@@ -128,13 +146,22 @@ impl ModelConfig {
         }
         if self.max_model_len < 2 {
             let value = self.max_model_len.into();
-            return Err(InvalidModel::OutOfRange { field: "max_model_len", value, range: "2 tokens or more" });
+            return Err(InvalidModel::OutOfRange {
+                field: "max_model_len",
+                value,
+                range: "2 tokens or more",
+            });
         }
         let needed = self.max_model_len.div_ceil(self.block_size);
         let usable = self.gpu_blocks - 1;
         if needed > usable {
             let (max_model_len, block_size) = (self.max_model_len, self.block_size);
-            return Err(InvalidModel::CacheTooSmall { max_model_len, needed, block_size, usable });
+            return Err(InvalidModel::CacheTooSmall {
+                max_model_len,
+                needed,
+                block_size,
+                usable,
+            });
         }
         Ok(())
     }

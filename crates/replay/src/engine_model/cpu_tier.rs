@@ -127,13 +127,22 @@ impl CpuTier {
                 }
             }
             self.clock += 1;
-            self.entries.insert(content.hash, Entry { stamp: self.clock, pins: 0 });
+            self.entries.insert(
+                content.hash,
+                Entry {
+                    stamp: self.clock,
+                    pins: 0,
+                },
+            );
             self.order.insert(self.clock, content.hash);
             self.stored += 1;
             stored.push(content);
         }
         if !removed.is_empty() {
-            events.push(CacheEvent::Removed { hashes: removed, medium: Medium::Cpu });
+            events.push(CacheEvent::Removed {
+                hashes: removed,
+                medium: Medium::Cpu,
+            });
         }
         // Completions arrive in no particular order; that of the hashes is as arbitrary and can be repeated.
         stored.sort_by_key(|content| content.hash);

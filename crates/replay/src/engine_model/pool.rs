@@ -36,7 +36,14 @@ impl BlockPool {
     /// A pool of `total` blocks of which one is the null block; `total` is at least 2.
     #[must_use]
     pub fn new(total: u32) -> Self {
-        let empty = Block { hash: None, refs: 0, queued: false, previous: NONE, next: NONE, next_copy: NONE };
+        let empty = Block {
+            hash: None,
+            refs: 0,
+            queued: false,
+            previous: NONE,
+            next: NONE,
+            next_copy: NONE,
+        };
         let mut pool = Self {
             blocks: vec![empty; total.max(2) as usize],
             cached: LookupMap::default(),
@@ -106,7 +113,10 @@ impl BlockPool {
         self.unlink(id);
         let evicted = self.forget(id);
         if let Some(hash) = evicted {
-            events.push(CacheEvent::Removed { hashes: vec![hash], medium: Medium::Gpu });
+            events.push(CacheEvent::Removed {
+                hashes: vec![hash],
+                medium: Medium::Gpu,
+            });
         }
         self.blocks[id as usize].refs = 1;
         Some((id, evicted))

@@ -173,7 +173,8 @@ impl Sequence {
             let parent = self.hashes.last().copied().unwrap_or(root);
             let salt = if start == 0 { self.salt.as_deref() } else { None };
             let block = &self.tokens[start..start + block_size];
-            self.hashes.push(hash::next(parent, block, self.adapter.as_deref(), salt));
+            self.hashes
+                .push(hash::next(parent, block, self.adapter.as_deref(), salt));
         }
     }
 

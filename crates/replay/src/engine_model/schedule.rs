@@ -34,7 +34,10 @@ impl EngineModel {
             Some(cpu) => cpu.apply_pending(&mut self.events) > 0,
             None => false,
         };
-        let mut plan = Plan { budget: self.config.max_batched_tokens as usize, ..Plan::default() };
+        let mut plan = Plan {
+            budget: self.config.max_batched_tokens as usize,
+            ..Plan::default()
+        };
         if self.schedule_running(&mut plan) {
             self.schedule_waiting(start, &mut plan, out);
             while plan.items.is_empty() && self.running.is_empty() && self.reclaim_loaded() {
@@ -45,7 +48,10 @@ impl EngineModel {
             return false;
         }
         let seconds = (self.config.timing.step_base_s + plan.seconds) * self.slowdown;
-        self.in_flight = Some(InFlight { ends: start.plus(Micros::from_seconds(seconds)), items: plan.items });
+        self.in_flight = Some(InFlight {
+            ends: start.plus(Micros::from_seconds(seconds)),
+            items: plan.items,
+        });
         true
     }
 
@@ -55,12 +61,16 @@ impl EngineModel {
         let mut at = 0;
         while at < self.running.len() && plan.budget > 0 {
             let id = self.running[at];
-            let Some(sequence) = self.sequences.get(&id.0) else { break };
+            let Some(sequence) = self.sequences.get(&id.0) else {
+                break;
+            };
             let count = (sequence.tokens.len() - sequence.computed).min(plan.budget);
             let needed = self.blocks_needed(sequence, count);
             while needed > self.pool.free() {
                 undisturbed = false;
-                let Some(victim) = self.running.last().copied() else { break };
+                let Some(victim) = self.running.last().copied() else {
+                    break;
+                };
                 self.preempt(victim);
                 if victim == id {
                     return false;
@@ -75,7 +85,9 @@ impl EngineModel {
 
     fn schedule_waiting(&mut self, start: Micros, plan: &mut Plan, out: &mut StepOutcome) {
         while plan.budget > 0 && self.running.len() < self.config.max_num_seqs as usize {
-            let Some(id) = self.waiting.front().copied() else { return };
+            let Some(id) = self.waiting.front().copied() else {
+                return;
+            };
             match self.admit(id, start, plan, out) {
                 Admission::Scheduled => {
                     self.waiting.pop_front();
@@ -90,14 +102,16 @@ impl EngineModel {
         }
     }
 
-    /// Frees the youngest loaded request when several hold so much that none can go on; `false` when none is left.
+    /// Frees the youngest loaded request behind the queue's head, when what is loaded leaves no room for anyone to go
+    /// on; `false` when there is none.
     fn reclaim_loaded(&mut self) -> bool {
         let is_loaded = |id: &RequestId| self.sequences.get(&id.0).is_some_and(|s| s.phase == Phase::Loaded);
-        if !self.waiting.front().is_some_and(is_loaded) {
+        let Some(at) = self.waiting.iter().rposition(is_loaded).filter(|at| *at > 0) else {
             return false;
-        }
-        let Some(at) = self.waiting.iter().rposition(is_loaded).filter(|at| *at > 0) else { return false };
-        let Some(id) = self.waiting.get(at).copied() else { return false };
+        };
+        let Some(id) = self.waiting.get(at).copied() else {
+            return false;
+        };
         if let Some(sequence) = self.sequences.get_mut(&id.0) {
             let blocks = sequence.start_over();
             self.pool.release(blocks.into_iter().rev());
@@ -106,7 +120,9 @@ impl EngineModel {
     }
 
     fn admit(&mut self, id: RequestId, start: Micros, plan: &mut Plan, out: &mut StepOutcome) -> Admission {
-        let Some(sequence) = self.sequences.get(&id.0) else { return Admission::Blocked };
+        let Some(sequence) = self.sequences.get(&id.0) else {
+            return Admission::Blocked;
+        };
         if sequence.arrived > start {
             return Admission::Blocked;
         }
@@ -120,9 +136,18 @@ impl EngineModel {
                 return Admission::Blocked;
             }
             let tokens = hits * self.config.block_size as usize;
-            self.first_schedule(id, start, CachedTokens { gpu: tokens as u32, ..CachedTokens::default() });
+            self.first_schedule(
+                id,
+                start,
+                CachedTokens {
+                    gpu: tokens as u32,
+                    ..CachedTokens::default()
+                },
+            );
         }
-        let Some(sequence) = self.sequences.get(&id.0) else { return Admission::Blocked };
+        let Some(sequence) = self.sequences.get(&id.0) else {
+            return Admission::Blocked;
+        };
         let count = (sequence.tokens.len() - sequence.computed).min(plan.budget);
         let needed = self.blocks_needed(sequence, count);
         if needed > self.pool.free() {
@@ -139,7 +164,9 @@ impl EngineModel {
     /// Takes the hit blocks of a new request, where the rest of its next chunk fits as well.
     fn admit_with_hits(&mut self, id: RequestId, hits: usize, budget: usize) -> bool {
         let size = self.config.block_size as usize;
-        let Some(sequence) = self.sequences.get(&id.0) else { return false };
+        let Some(sequence) = self.sequences.get(&id.0) else {
+            return false;
+        };
         let count = (sequence.tokens.len() - hits * size).min(budget);
         let new = (hits * size + count).div_ceil(size) - hits;
         if !self.room_for(sequence, hits, new) {
@@ -158,7 +185,12 @@ impl EngineModel {
             return 0;
         }
         let most = (sequence.tokens.len() - 1) / self.config.block_size as usize;
-        sequence.hashes.iter().take(most).take_while(|hash| self.pool.lookup(**hash).is_some()).count()
+        sequence
+            .hashes
+            .iter()
+            .take(most)
+            .take_while(|hash| self.pool.lookup(**hash).is_some())
+            .count()
     }
 
     /// Tokens past the GPU's hits that another engine or the host-memory tier offers.
@@ -170,7 +202,12 @@ impl EngineModel {
         }
         let Some(cpu) = &self.cpu else { return 0 };
         let most = (sequence.tokens.len() - 1) / size;
-        let run = sequence.hashes.iter().take(most).skip(hits).take_while(|hash| cpu.contains(**hash));
+        let run = sequence
+            .hashes
+            .iter()
+            .take(most)
+            .skip(hits)
+            .take_while(|hash| cpu.contains(**hash));
         run.count() * size
     }
 
@@ -183,7 +220,9 @@ impl EngineModel {
         out: &mut StepOutcome,
     ) -> Admission {
         let size = self.config.block_size as usize;
-        let Some(sequence) = self.sequences.get(&id.0) else { return Admission::Blocked };
+        let Some(sequence) = self.sequences.get(&id.0) else {
+            return Admission::Blocked;
+        };
         let remote = sequence.remote_tokens > 0;
         let new = (hits * size + external).div_ceil(size) - hits;
         if !self.room_for(sequence, hits, new) {
@@ -198,15 +237,25 @@ impl EngineModel {
         };
         let span = Micros::from_seconds(span.as_seconds() * self.slowdown);
         let loaded = hits * size + external;
-        let mut cached = CachedTokens { gpu: (hits * size) as u32, ..CachedTokens::default() };
+        let mut cached = CachedTokens {
+            gpu: (hits * size) as u32,
+            ..CachedTokens::default()
+        };
         let phase = if remote {
-            out.transfers.push(TransferStart { id, at: start, tokens: external as u32, span });
+            out.transfers.push(TransferStart {
+                id,
+                at: start,
+                tokens: external as u32,
+                span,
+            });
             Phase::LoadingRemote
         } else {
             self.host_link_free = self.host_link_free.max(start).plus(span);
             Phase::LoadingHost(self.host_link_free)
         };
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return Admission::Blocked };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return Admission::Blocked;
+        };
         sequence.phase = phase;
         sequence.loading = external;
         sequence.computed = loaded.min(sequence.tokens.len() - 1);
@@ -230,7 +279,9 @@ impl EngineModel {
             .iter()
             .copied()
             .filter(|id| {
-                self.sequences.get(&id.0).is_some_and(|s| matches!(s.phase, Phase::LoadingHost(at) if at <= now))
+                self.sequences
+                    .get(&id.0)
+                    .is_some_and(|s| matches!(s.phase, Phase::LoadingHost(at) if at <= now))
             })
             .collect();
         self.loading.retain(|id| !done.contains(id));
@@ -265,12 +316,16 @@ impl EngineModel {
         if let Some(cpu) = &mut self.cpu
             && matches!(sequence.phase, Phase::LoadingHost(_))
         {
-            sequence.hashes[first..last.min(sequence.hashes.len())].iter().for_each(|hash| cpu.unpin(*hash));
+            sequence.hashes[first..last.min(sequence.hashes.len())]
+                .iter()
+                .for_each(|hash| cpu.unpin(*hash));
         }
     }
 
     fn first_schedule(&mut self, id: RequestId, start: Micros, cached: CachedTokens) {
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         sequence.scheduled.get_or_insert(start);
         if sequence.cached.is_some() {
             return;
@@ -288,7 +343,9 @@ impl EngineModel {
     }
 
     fn blocks_needed(&self, sequence: &Sequence, count: usize) -> usize {
-        (sequence.computed + count).div_ceil(self.config.block_size as usize).saturating_sub(sequence.blocks.len())
+        (sequence.computed + count)
+            .div_ceil(self.config.block_size as usize)
+            .saturating_sub(sequence.blocks.len())
     }
 
     /// Whether `new` blocks are free besides those of the hits that wait in the free queue.
@@ -301,7 +358,9 @@ impl EngineModel {
     }
 
     fn take_hits(&mut self, id: RequestId, hits: usize) {
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         let size = self.config.block_size as usize;
         for (i, hash) in sequence.hashes[..hits].iter().enumerate() {
             let Some(block) = self.pool.lookup(*hash) else { continue };
@@ -322,9 +381,13 @@ impl EngineModel {
 
     /// Adds `needed` new blocks; the caller made sure that they are free.
     fn allocate(&mut self, id: RequestId, needed: usize) {
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         for _ in 0..needed {
-            let Some((block, evicted)) = self.pool.take(&mut self.events) else { return };
+            let Some((block, evicted)) = self.pool.take(&mut self.events) else {
+                return;
+            };
             sequence.blocks.push(block);
             if let (Some(hash), Some(cpu)) = (evicted, &mut self.cpu)
                 && self.pool.lookup(hash).is_none()
@@ -336,7 +399,9 @@ impl EngineModel {
 
     /// Puts `count` tokens of a sequence into the step and announces the blocks that they fill.
     fn compute(&mut self, id: RequestId, count: usize, plan: &mut Plan) {
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         let context = sequence.computed as u64;
         let decoding = count == 1 && sequence.computed >= sequence.prompt_len;
         sequence.computed += count;
@@ -354,7 +419,9 @@ impl EngineModel {
 
     /// Gives blocks their hashes up to the block numbered `full`, in one event.
     fn cache_up_to(&mut self, id: RequestId, full: usize) {
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         let first = sequence.cached_blocks;
         let full = full.min(sequence.hashes.len());
         if !self.config.prefix_caching || full <= first {
@@ -391,7 +458,9 @@ impl EngineModel {
     /// Takes a running sequence's blocks away; it starts over from the front of the queue.
     pub(super) fn preempt(&mut self, id: RequestId) {
         self.running.retain(|other| *other != id);
-        let Some(sequence) = self.sequences.get_mut(&id.0) else { return };
+        let Some(sequence) = self.sequences.get_mut(&id.0) else {
+            return;
+        };
         let blocks = sequence.start_over();
         self.pool.release(blocks.into_iter().rev());
         self.waiting.push_front(id);

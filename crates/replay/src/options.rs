@@ -1,0 +1,202 @@
+//! What a replay is asked to do.
+
+use serde::{Deserialize, Serialize};
+
+use crate::engine_model::{CpuTierConfig, Micros, ModelConfig, Timing, constants};
+
+/// Engines at most.
+pub const ENGINES_MAX: u32 = 4_096;
+/// Routers at most.
+pub const ROUTERS_MAX: u32 = 64;
+
+/// Which engine the fleet is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Model {
+    /// Chunked prefill with continuous batching, decode, and the paged cache.
+    #[default]
+    Default,
+    /// One prefill after the other by a fixed formula, no decode: simple, and comparable with published work.
+    Reference,
+}
+
+/// What happens to the fleet while the trace runs.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scenario {
+    /// Nothing.
+    #[default]
+    Steady,
+    /// A quarter more engines (at least one) from the middle of the trace on.
+    ScaleOut,
+    /// A quarter fewer (at least one), drained from the middle on.
+    ScaleIn,
+    /// One engine restarts empty in the middle.
+    Restart,
+}
+
+impl Scenario {
+    /// Every scenario's name.
+    pub const NAMES: [&'static str; 4] = ["steady", "scale-out", "scale-in", "restart"];
+
+    /// By its name.
+    #[must_use]
+    pub fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "steady" => Some(Self::Steady),
+            "scale-out" => Some(Self::ScaleOut),
+            "scale-in" => Some(Self::ScaleIn),
+            "restart" => Some(Self::Restart),
+            _ => None,
+        }
+    }
+}
+
+/// A fleet and how it is run.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Options {
+    /// Engines at the start.
+    pub engines: u32,
+    /// KV tokens that each engine's GPU cache holds.
+    pub capacity_tokens: u64,
+    /// Tokens in an engine block.
+    pub block_size: u32,
+    /// Which engine.
+    pub model: Model,
+    /// Costs of the default model.
+    pub timing: Timing,
+    /// Host-memory tier.
+    pub cpu: Option<CpuTierConfig>,
+    /// Routers, each with its own reservations; requests go round.
+    pub routers: u32,
+    /// From an engine's event to every router's view.
+    pub index_lag: Micros,
+    /// How often engines' load is read.
+    pub load_period: Micros,
+    /// What happens to the fleet.
+    pub scenario: Scenario,
+    /// Length of a reporting window.
+    pub window: Micros,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            engines: 8,
+            capacity_tokens: 3_000_000,
+            block_size: 16,
+            model: Model::Default,
+            timing: Timing::llama_70b_8gpu(),
+            cpu: None,
+            routers: 1,
+            index_lag: Micros(50_000),
+            load_period: Micros(1_000_000),
+            scenario: Scenario::Steady,
+            window: Micros(60_000_000),
+        }
+    }
+}
+
+/// Options that can't work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} is {value}; give {range}")]
+pub struct InvalidOptions {
+    /// Which.
+    pub field: &'static str,
+    /// As given.
+    pub value: u64,
+    /// What is accepted.
+    pub range: &'static str,
+}
+
+impl Options {
+    /// Checks ranges.
+    pub fn validate(&self) -> Result<(), InvalidOptions> {
+        let check = |field, value: u64, low: u64, high: u64, range| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(InvalidOptions { field, value, range })
+            }
+        };
+        check("engines", self.engines.into(), 1, ENGINES_MAX.into(), "1 to 4096")?;
+        check("routers", self.routers.into(), 1, ROUTERS_MAX.into(), "1 to 64")?;
+        check("block_size", self.block_size.into(), 1, 4_096, "1 to 4096 tokens")?;
+        let most = u64::from(ModelConfig::BLOCKS_MAX - 1) * u64::from(self.block_size);
+        check(
+            "capacity_tokens",
+            self.capacity_tokens,
+            self.block_size.into(),
+            most,
+            "one block to 16 million blocks",
+        )
+    }
+
+    /// The engine core's shape; `longest` is the trace's longest prompt plus answer.
+    #[must_use]
+    pub fn model_config(&self, longest: u32) -> ModelConfig {
+        let usable = (self.capacity_tokens / u64::from(self.block_size)) as u32;
+        // A prompt beyond the capacity still has to run somewhere: its engine is given room for it.
+        let blocks = usable.max(longest.div_ceil(self.block_size)) + 1;
+        let base = ModelConfig {
+            block_size: self.block_size,
+            gpu_blocks: blocks,
+            max_model_len: longest.max(2),
+            cpu: self.cpu,
+            timing: self.timing,
+            tokens_in_events: false,
+            hash_seed: 1,
+            ..ModelConfig::default()
+        };
+        match self.model {
+            Model::Default => base,
+            Model::Reference => ModelConfig {
+                timing: reference_timing(),
+                max_batched_tokens: 1 << 24,
+                max_num_seqs: 1,
+                ..base
+            },
+        }
+    }
+}
+
+/// The reference model as costs of the engine core: one prefill a step, nothing else.
+#[must_use]
+pub fn reference_timing() -> Timing {
+    Timing {
+        step_base_s: constants::REFERENCE_BASE_S,
+        prefill_token_s: constants::REFERENCE_FLOPS_PER_TOKEN / constants::REFERENCE_FLOPS,
+        prefill_pair_s: constants::REFERENCE_FLOPS_PER_PAIR / constants::REFERENCE_FLOPS,
+        decode_sequence_s: 0.0,
+        decode_context_s: 0.0,
+        host_load_base_s: 0.0,
+        host_load_token_s: constants::LLAMA_70B_KV_BYTES / constants::HOST_LINK_BYTES_PER_S,
+        transfer_base_s: 0.0,
+        transfer_token_s: constants::LLAMA_70B_KV_BYTES / constants::HOST_LINK_BYTES_PER_S,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reference_model_is_its_published_formula() {
+        let timing = reference_timing();
+        let seconds = |cached: f64, new: f64| (1.4e11 * new + 2.62e6 * new * (cached + new / 2.0)) / 2e15 + 0.02;
+        for (cached, new) in [(0, 8_000), (64_000, 512), (4_096, 1)] {
+            let ours = timing.step_base_s + timing.prefill_s(cached, new);
+            assert!((ours - seconds(cached as f64, new as f64)).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn impossible_options_name_their_field() {
+        let options = Options {
+            engines: 0,
+            ..Options::default()
+        };
+        assert_eq!(options.validate().unwrap_err().field, "engines");
+        assert!(Options::default().validate().is_ok());
+    }
+}

@@ -1,0 +1,209 @@
+//! Figures of a replay, as machines read them.
+
+use serde::{Deserialize, Serialize};
+
+/// Time to the first token in milliseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct FirstToken {
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
+    /// Mean.
+    pub mean: f64,
+}
+
+/// One stretch of a run, by time of arrival.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Window {
+    /// Its start in seconds from the trace's.
+    pub at_s: f64,
+    /// Requests that came in it.
+    pub requests: u64,
+    /// Share of their prompt tokens that were cached.
+    pub hit: f64,
+    /// 90th percentile of their time to the first token in milliseconds.
+    pub ttft_p90_ms: f64,
+}
+
+/// One policy with one seed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Run {
+    /// The policy's name.
+    pub policy: String,
+    /// The seed of its chance.
+    pub seed: u64,
+    /// Share of prompt tokens that were cached.
+    pub hit: f64,
+    /// The same as a share of what a cache that never forgets would have served.
+    pub oracle_fraction: f64,
+    /// Share of prompt tokens that the routers expected to be cached when they decided.
+    pub predicted_hit: f64,
+    /// Time to the first token.
+    pub ttft_ms: FirstToken,
+    /// Requests finished in a second of trace time.
+    pub throughput_rps: f64,
+    /// Decisions that passed over their affine worker because of its load.
+    pub overflow: u64,
+    /// Requests that found no worker.
+    pub unserved: u64,
+    /// Share of requests by engine.
+    pub request_share: Vec<f64>,
+    /// Tokens that the busiest engine computed, over the mean of all.
+    pub work_max_over_mean: f64,
+    /// Preemptions over all engines.
+    pub preemptions: u64,
+    /// The run in stretches.
+    pub windows: Vec<Window>,
+}
+
+/// Everything that was replayed.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Which trace.
+    pub trace: String,
+    /// Its requests.
+    pub requests: u64,
+    /// Share of prompt tokens that a cache which never forgets would serve.
+    pub oracle_hit: f64,
+    /// One for each policy and seed.
+    pub runs: Vec<Run>,
+    /// What it comes to, in words.
+    pub verdict: String,
+}
+
+/// Time to the first token of many requests.
+pub(crate) fn first_token(mut ms: Vec<f64>) -> FirstToken {
+    ms.sort_by(f64::total_cmp);
+    let mean = ms.iter().sum::<f64>() / ms.len().max(1) as f64;
+    FirstToken {
+        p50: quantile(&ms, 0.5),
+        p90: quantile(&ms, 0.9),
+        p99: quantile(&ms, 0.99),
+        mean,
+    }
+}
+
+/// The value below which `share` of the sorted values lie; 0 where there are none.
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = (sorted.len() as f64 * share).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or(0.0)
+}
+
+impl Report {
+    /// Policies in the order of their first run, with their runs.
+    fn by_policy(&self) -> Vec<(&str, Vec<&Run>)> {
+        let mut out: Vec<(&str, Vec<&Run>)> = Vec::new();
+        for run in &self.runs {
+            match out.iter_mut().find(|(policy, _)| *policy == run.policy) {
+                Some((_, runs)) => runs.push(run),
+                None => out.push((&run.policy, vec![run])),
+            }
+        }
+        out
+    }
+
+    /// A table for people.
+    #[must_use]
+    pub fn table(&self) -> String {
+        use std::fmt::Write as _;
+        let mut text = format!(
+            "{}: {} requests, at most {:.1} % of prompt tokens can be cached\n",
+            self.trace,
+            self.requests,
+            self.oracle_hit * 100.0
+        );
+        let _ = writeln!(
+            text,
+            "{:<15} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>9}",
+            "policy", "hit %", "of oracle", "p50 ms", "p90 ms", "p99 ms", "mean ms", "req/s", "work max"
+        );
+        for (policy, runs) in self.by_policy() {
+            let mean = |of: &dyn Fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
+            let _ = writeln!(
+                text,
+                "{policy:<15} {:>6.1} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>7.2} {:>9.2}",
+                mean(&|r| r.hit * 100.0),
+                mean(&|r| r.oracle_fraction),
+                mean(&|r| r.ttft_ms.p50),
+                mean(&|r| r.ttft_ms.p90),
+                mean(&|r| r.ttft_ms.p99),
+                mean(&|r| r.ttft_ms.mean),
+                mean(&|r| r.throughput_rps),
+                mean(&|r| r.work_max_over_mean),
+            );
+        }
+        text.push_str(&self.verdict);
+        text.push('\n');
+        text
+    }
+
+    /// Compares the first policy with each other one on the 90th percentile, paired by seed.
+    #[must_use]
+    pub(crate) fn judge(&self) -> String {
+        let policies = self.by_policy();
+        let Some((first, firsts)) = policies.first() else {
+            return "nothing was replayed".into();
+        };
+        let mut words: Vec<String> = policies[1..]
+            .iter()
+            .map(|(other, others)| {
+                let gains: Vec<f64> = firsts
+                    .iter()
+                    .zip(others)
+                    .map(|(a, b)| 1.0 - a.ttft_ms.p90 / b.ttft_ms.p90.max(f64::MIN_POSITIVE))
+                    .collect();
+                compare(first, other, &gains)
+            })
+            .collect();
+        if words.is_empty() {
+            words.push(format!("{first} alone: name another policy to compare it with"));
+        }
+        words.join("; ")
+    }
+}
+
+/// Two-sided 95 % points of Student's t for 1 to 9 degrees of freedom; beyond, the normal one is close enough.
+const STUDENT: [f64; 9] = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26];
+
+fn compare(first: &str, other: &str, gains: &[f64]) -> String {
+    let n = gains.len();
+    let mean = gains.iter().sum::<f64>() / n.max(1) as f64;
+    let word = if mean >= 0.0 { "beats" } else { "loses to" };
+    let by = mean.abs() * 100.0;
+    if n < 2 {
+        return format!("{first} {word} {other} on P90 by {by:.0} % (one seed: no interval)");
+    }
+    let variance = gains.iter().map(|gain| (gain - mean).powi(2)).sum::<f64>() / (n - 1) as f64;
+    let half = STUDENT.get(n - 2).copied().unwrap_or(1.96) * (variance / n as f64).sqrt() * 100.0;
+    if by <= half {
+        return format!(
+            "{first} and {other} don't differ on P90 ({:.0} % ± {half:.0})",
+            mean * 100.0
+        );
+    }
+    format!("{first} {word} {other} on P90 by {by:.0} % ± {half:.0}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_take_the_nearest_rank() {
+        let values: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(
+            (quantile(&values, 0.5), quantile(&values, 0.99), quantile(&[], 0.5)),
+            (50.0, 99.0, 0.0)
+        );
+    }
+
+    #[test]
+    fn a_difference_within_its_interval_is_no_difference() {
+        assert!(compare("a", "b", &[0.4, 0.42, 0.41]).starts_with("a beats b on P90 by 41 %"));
+        assert!(compare("a", "b", &[-0.3, 0.3, 0.01]).contains("don't differ"));
+        assert!(compare("a", "b", &[-0.2]).contains("loses to"));
+    }
+}
