@@ -9,8 +9,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::identity::write_atomically;
 
-const MAGIC: &[u8; 8] = b"CAIRNCK1";
-const HEADER_BYTES: usize = 8 + 8 + 8 + 8;
+const MAGIC: &[u8; 8] = b"CAIRNCK2";
+/// Magic, fingerprint, seed, process start, digest.
+const HEADER_BYTES: usize = 5 * 8;
 
 /// The file of one source.
 #[derive(Clone, Debug)]
@@ -26,6 +27,8 @@ pub struct CheckpointFile {
 pub struct Checkpoint {
     /// Seed of the cluster whose keys it holds.
     pub seed: ClusterSeed,
+    /// Process start of the engine whose blocks it holds, where known.
+    pub start: Option<u64>,
     /// The core's own bytes.
     pub body: Vec<u8>,
 }
@@ -104,19 +107,23 @@ impl CheckpointFile {
         if word(8) != self.fingerprint {
             return Err(unusable("its source, pool or block size was another"));
         }
-        if word(24) != digest(ClusterSeed(word(16)), body) {
+        let (seed, start) = (ClusterSeed(word(16)), word(24));
+        if word(32) != digest(seed, start, body) {
             return Err(unusable("it is damaged"));
         }
-        let seed = ClusterSeed(word(16));
         bytes.drain(..HEADER_BYTES);
-        Ok(Some(Checkpoint { seed, body: bytes }))
+        Ok(Some(Checkpoint {
+            seed,
+            start: (start != 0).then_some(start),
+            body: bytes,
+        }))
     }
 
     /// Writes it; a crash leaves the old or the new one. `false` where it would be too long.
     ///
     /// # Errors
     /// When it can't be written.
-    pub fn write(&self, seed: ClusterSeed, body: &[u8]) -> io::Result<bool> {
+    pub fn write(&self, seed: ClusterSeed, start: Option<u64>, body: &[u8]) -> io::Result<bool> {
         if body.len() as u64 > self.max_bytes {
             return Ok(false);
         }
@@ -124,7 +131,8 @@ impl CheckpointFile {
         header.extend_from_slice(MAGIC);
         header.extend_from_slice(&self.fingerprint.to_le_bytes());
         header.extend_from_slice(&seed.0.to_le_bytes());
-        header.extend_from_slice(&digest(seed, body).to_le_bytes());
+        header.extend_from_slice(&start.unwrap_or(0).to_le_bytes());
+        header.extend_from_slice(&digest(seed, start.unwrap_or(0), body).to_le_bytes());
         write_atomically(&self.path, &[&header, body])?;
         Ok(true)
     }
@@ -135,8 +143,9 @@ impl CheckpointFile {
     }
 }
 
-fn digest(seed: ClusterSeed, body: &[u8]) -> u64 {
+fn digest(seed: ClusterSeed, start: u64, body: &[u8]) -> u64 {
     let mut hash = Xxh3::with_seed(seed.0);
+    hash.update(&start.to_le_bytes());
     hash.update(body);
     hash.digest()
 }
@@ -150,9 +159,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = CheckpointFile::new(dir.path(), "http://x#0", "pool 16", 1 << 20);
         assert!(file.read().unwrap().is_none());
-        assert!(file.write(ClusterSeed(7), b"body").unwrap());
+        assert!(file.write(ClusterSeed(7), Some(9), b"body").unwrap());
         let read = file.read().unwrap().unwrap();
-        assert_eq!((read.seed, read.body.as_slice()), (ClusterSeed(7), b"body".as_slice()));
+        assert_eq!(
+            (read.seed, read.start, read.body.as_slice()),
+            (ClusterSeed(7), Some(9), b"body".as_slice())
+        );
         assert!(
             CheckpointFile::new(dir.path(), "http://x#0", "pool 32", 1 << 20)
                 .read()
@@ -169,7 +181,7 @@ mod tests {
         assert!(file.read().is_err());
         assert!(
             !CheckpointFile::new(dir.path(), "y", "", 2)
-                .write(ClusterSeed(1), b"body")
+                .write(ClusterSeed(1), None, b"body")
                 .unwrap()
         );
     }

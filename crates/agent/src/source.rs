@@ -112,6 +112,8 @@ struct SourceTask {
     next_checkpoint: Instant,
     reminded: Option<(DegradedReason, Instant)>,
     ticks: u32,
+    /// Process start of the engine whose blocks the core holds.
+    started: Option<u64>,
 }
 
 impl SourceTask {
@@ -141,6 +143,7 @@ impl SourceTask {
             dirty: false,
             reminded: None,
             ticks: 0,
+            started: None,
             plan,
             around,
             view,
@@ -161,8 +164,9 @@ impl SourceTask {
                 () = stop.cancelled() => break,
                 event = self.inlet.event() => {
                     if let Some(core) = &mut self.core {
-                        self.inlet.take(core, event, &self.around, &self.label, MESSAGES_AT_ONCE);
-                        self.dirty = true;
+                        let batches = self.inlet.take(core, event, &self.around, &self.label, MESSAGES_AT_ONCE);
+                        // An idle engine is asked for its tail every second; that alone is nothing to write down.
+                        self.dirty |= batches;
                     }
                 }
                 word = self.lifetime.event() => match word {
@@ -309,6 +313,7 @@ impl SourceTask {
         if let Some(core) = &mut self.core {
             if let Some(start) = view.start {
                 core.process_started(now, start);
+                self.started = Some(start);
             }
             core.asleep(now, view.asleep);
             core.served(now, view.computed_tokens);
@@ -344,7 +349,13 @@ impl SourceTask {
             }
         };
         match Source::restore(self.config(read.seed), self.around.clock.now(), &read.body) {
-            Ok(core) => self.core = Some(core),
+            Ok(mut core) => {
+                // The engine may have restarted while no agent looked.
+                if let Some(start) = read.start {
+                    core.process_started(self.around.clock.now(), start);
+                }
+                self.core = Some(core);
+            }
             Err(error) => {
                 tracing::warn!(source = %self.plan.name, %error, "starting without a checkpoint");
                 self.around.metrics.checkpoint_refused.get_or_create(&self.label).inc();
@@ -364,8 +375,8 @@ impl SourceTask {
         let Some(core) = &self.core else { return };
         let began = Instant::now();
         let body = core.checkpoint();
-        let (file, seed) = (self.checkpoint.clone(), core.config().seed);
-        let written = tokio::task::spawn_blocking(move || file.write(seed, &body)).await;
+        let (file, seed, start) = (self.checkpoint.clone(), core.config().seed, self.started);
+        let written = tokio::task::spawn_blocking(move || file.write(seed, start, &body)).await;
         let result = match written {
             Ok(Ok(true)) => CheckpointResult::Written,
             Ok(Ok(false)) => CheckpointResult::TooLarge,

@@ -21,6 +21,15 @@ pub(super) enum Arrival {
     Ended,
 }
 
+impl Arrival {
+    fn is_batch(&self) -> bool {
+        matches!(
+            self,
+            Self::Live(SocketEvent::Message(_)) | Self::Replay(ReplayAnswer::Batch { .. })
+        )
+    }
+}
+
 pub(super) struct Inlet {
     events: Option<EventSource>,
     limits: Limits,
@@ -109,7 +118,8 @@ impl Inlet {
         }
     }
 
-    /// Hands `first` and whatever waits behind it to the core, at most `limit` in all.
+    /// Hands `first` and whatever waits behind it to the core, at most `limit` in all; `true` where a batch was among
+    /// them.
     pub(super) fn take(
         &mut self,
         core: &mut Source,
@@ -117,19 +127,22 @@ impl Inlet {
         around: &Surroundings,
         label: &SourceLabel,
         limit: usize,
-    ) {
+    ) -> bool {
         let now = around.clock.now();
+        let mut batches = first.is_batch();
         self.take_one(core, first, around, label, now);
         for _ in 1..limit {
             let next = match self.replay.as_mut().and_then(ReplayClient::try_next) {
                 Some(answer) => Arrival::Replay(answer),
                 None => match self.live.as_mut().and_then(Subscription::try_next) {
                     Some(event) => Arrival::Live(event),
-                    None => return,
+                    None => return batches,
                 },
             };
+            batches |= next.is_batch();
             self.take_one(core, next, around, label, now);
         }
+        batches
     }
 
     fn take_one(

@@ -17,6 +17,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(50);
 const RETRY_LAST: Duration = Duration::from_secs(2);
 /// Another agent speaks for the source: its lease may lapse any second.
 const RETRY_HELD: Duration = Duration::from_millis(500);
+/// Another agent took over: it has all of its lease before this one asks.
+const RETRY_FENCED: Duration = Duration::from_secs(5);
 /// The registration contradicts the pool: only an operator or a restarted engine changes that.
 const RETRY_INVALID: Duration = Duration::from_secs(10);
 
@@ -35,8 +37,6 @@ enum Phase {
     Idle(Instant),
     Asking(JoinHandle<Asked>),
     Registered,
-    /// Another agent took over: this one is silent for good.
-    Fenced,
 }
 
 pub(super) struct Lifetime {
@@ -89,15 +89,14 @@ impl Lifetime {
 
     /// The engine began a new life.
     pub(super) fn begin_anew(&mut self) {
-        if !matches!(self.phase, Phase::Fenced) {
-            self.anew = true;
-            self.ask_again();
-        }
+        self.anew = true;
+        self.ask_again();
     }
 
+    /// Another agent took over: this one is silent, and stands by in case that one's lease lapses.
     pub(super) fn fenced(&mut self) {
-        self.phase = Phase::Fenced;
-        self.place = None;
+        self.begin_anew();
+        self.phase = Phase::Idle(Instant::now() + RETRY_FENCED);
         self.state = "fenced";
         self.trouble = Some("another agent speaks for this source".to_owned());
     }
@@ -154,7 +153,7 @@ impl Lifetime {
             asked = async {
                 match phase {
                     Phase::Asking(asking) => asking.await.ok(),
-                    Phase::Idle(_) | Phase::Registered | Phase::Fenced => std::future::pending().await,
+                    Phase::Idle(_) | Phase::Registered => std::future::pending().await,
                 }
             } => Word::Registration(asked),
             Some(answer) = async {

@@ -317,6 +317,16 @@ impl FakeEngine {
         self.answers.lock().start_time += 100.0;
     }
 
+    /// A restart whose event sockets come up at other ports, as `tcp://*:0` gives them.
+    pub async fn restart_elsewhere(&mut self) {
+        for rank in 0..self.ranks.len() {
+            self.ranks[rank] = open_rank(&self.options, (0, None)).await;
+        }
+        let mut answers = self.answers.lock();
+        answers.event_ports = self.ranks.iter().map(|r| r.ports).collect();
+        answers.start_time += 100.0;
+    }
+
     /// The sockets' part of a restart alone: nothing but the event stream shows it.
     pub async fn restart_sockets(&mut self) {
         let ports: Vec<_> = self.ranks.iter().map(|r| r.ports).collect();

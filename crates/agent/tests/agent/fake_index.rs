@@ -33,6 +33,8 @@ pub struct World {
     /// Applied batches whose acknowledgements are not sent.
     pub swallow_acks: bool,
     pub refuse_push: bool,
+    /// Renewals don't heal a lapsed lease: the agent is behind a partition.
+    pub ignore_renewals: bool,
     /// The next batch is applied and acknowledged without its stores: a fault that no protocol allows.
     pub corrupt_next: bool,
 }
@@ -90,25 +92,42 @@ impl FakeIndex {
             cluster: "test".into(),
             seed: SEED,
         });
-        Self::serve(Arc::new(Mutex::new(world)), "127.0.0.1:0".parse().unwrap()).await
+        Self::serve(Arc::new(Mutex::new(world))).await
     }
 
     /// Another node over the same state.
     pub async fn beside(&self) -> Self {
-        Self::serve(self.world.clone(), "127.0.0.1:0".parse().unwrap()).await
+        Self::serve(self.world.clone()).await
     }
 
-    async fn serve(world: Arc<Mutex<World>>, addr: SocketAddr) -> Self {
-        let listener = tokio::net::TcpListener::bind(addr).await.unwrap();
+    /// A node with TLS that asks for the cluster token.
+    pub async fn start_secured(security: &cairn_proto::security::Security) -> Self {
+        let mut world = World::default();
+        world.apply(&Command::InitCluster {
+            cluster: "test".into(),
+            seed: SEED,
+        });
+        Self::serve_with(Arc::new(Mutex::new(world)), security.load().unwrap()).await
+    }
+
+    async fn serve(world: Arc<Mutex<World>>) -> Self {
+        Self::serve_with(world, cairn_proto::security::Credentials::default()).await
+    }
+
+    async fn serve_with(world: Arc<Mutex<World>>, credentials: cairn_proto::security::Credentials) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let (cut, cuts) = watch::channel(0);
         let node = Node {
             world: world.clone(),
             cuts,
         };
-        let serving = tonic::transport::Server::builder()
-            .add_service(IngestServer::new(node.clone()))
-            .add_service(SoftServer::new(node))
+        let auth = credentials.server_auth();
+        let serving = credentials
+            .server_builder()
+            .unwrap()
+            .add_service(IngestServer::with_interceptor(node.clone(), auth.clone()))
+            .add_service(SoftServer::with_interceptor(node, auth))
             .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
         let task = tokio::spawn(async move { serving.await.unwrap() });
         Self {
@@ -280,13 +299,35 @@ impl Ingest for Node {
 fn take_push(world: &Mutex<World>, push: v1::PushRequest) -> Result<Option<v1::PushReply>, Status> {
     cairn_proto::check_push(&push)?;
     let mut world = world.lock();
+    let mut acks = Vec::new();
     for lease in &push.renew {
         let (source, incarnation) = (SourceId(lease.source), Incarnation(lease.incarnation));
-        *world.renewals.entry(source).or_default() += 1;
-        let lapsed = world.state.registry().sources.get(&source);
-        if lapsed.is_some_and(|s| s.incarnation == incarnation && matches!(s.lease, LeaseState::Lapsed(_))) {
-            world.apply(&Command::RestoreLease { source, incarnation });
-        }
+        let present = world
+            .state
+            .registry()
+            .sources
+            .get(&source)
+            .map(|s| (s.incarnation, s.lease));
+        let outcome = match present {
+            None => BatchOutcome::UnknownSource,
+            Some((current, _)) if current != incarnation => BatchOutcome::Fenced { current },
+            Some((_, lease)) => {
+                *world.renewals.entry(source).or_default() += 1;
+                if matches!(lease, LeaseState::Lapsed(_)) && !world.ignore_renewals {
+                    world.apply(&Command::RestoreLease { source, incarnation });
+                }
+                continue;
+            }
+        };
+        acks.push(
+            BatchAnswer {
+                source,
+                incarnation,
+                seq: cairn_index::Seq(0),
+                outcome,
+            }
+            .into(),
+        );
     }
     let mut batches = Vec::new();
     let mut parents = Vec::new();
@@ -300,12 +341,15 @@ fn take_push(world: &Mutex<World>, push: v1::PushRequest) -> Result<Option<v1::P
         batches.push(batch);
     }
     if batches.is_empty() {
-        return Ok(None);
+        let reply = v1::PushReply {
+            acks,
+            applied_index: world.log,
+        };
+        return Ok((!reply.acks.is_empty()).then_some(reply));
     }
     let Reply::Batches(outcomes) = world.apply(&Command::Batches(batches.clone())) else {
         return Err(Status::internal("not the reply of batches"));
     };
-    let mut acks = Vec::new();
     for ((batch, parent), outcome) in batches.into_iter().zip(parents).zip(outcomes) {
         acks.push(
             BatchAnswer {

@@ -9,7 +9,9 @@ mod hostile;
 mod index;
 mod real;
 mod restarts;
+mod security;
 mod stream;
+mod traces;
 
 use std::path::Path;
 use std::time::Duration;

@@ -58,6 +58,64 @@ async fn a_new_life_with_more_batches_than_the_old_one_is_no_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_restart_that_only_the_stream_shows_drops_the_old_credit() {
+    let index = FakeIndex::start().await;
+    let mut engine = FakeEngine::start(Options::default()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let _agent = agent(&index, &engine, dir.path()).await;
+    let source = engine.source(0);
+    engine
+        .publish(0, vec![engine.stored(&hashes(1, 4), None, &tokens(1, 4))])
+        .await;
+    until("four blocks", || gpu(&index, &source) == 4).await;
+    engine.restart_sockets().await;
+    until("the old credit to go", || gpu(&index, &source) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_that_comes_up_with_other_event_ports_is_followed_there() {
+    let index = FakeIndex::start().await;
+    let mut engine = FakeEngine::start(Options::default()).await;
+    let dir = tempfile::tempdir().unwrap();
+    let _agent = agent(&index, &engine, dir.path()).await;
+    let source = engine.source(0);
+    engine
+        .publish(0, vec![engine.stored(&hashes(1, 4), None, &tokens(1, 4))])
+        .await;
+    until("four blocks", || gpu(&index, &source) == 4).await;
+    engine.restart_elsewhere().await;
+    until("the old credit to go", || gpu(&index, &source) == 0).await;
+    engine
+        .publish(0, vec![engine.stored(&hashes(2, 3), None, &tokens(2, 3))])
+        .await;
+    until("three blocks", || gpu(&index, &source) == 3).await;
+    until("exact", || exact(&index, &source)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_restart_that_no_agent_saw_is_told_by_its_process_start() {
+    let index = FakeIndex::start().await;
+    // Without a replay socket nothing but the process start can tell.
+    let mut engine = FakeEngine::start(Options {
+        replay: false,
+        ..Options::default()
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let first = agent(&index, &engine, dir.path()).await;
+    let source = engine.source(0);
+    until("connected", || first.sources()[&source].connected).await;
+    engine
+        .publish(0, vec![engine.stored(&hashes(1, 4), None, &tokens(1, 4))])
+        .await;
+    until("four blocks", || gpu(&index, &source) == 4).await;
+    first.stop().await;
+    engine.restart().await;
+    let _second = agent(&index, &engine, dir.path()).await;
+    until("the old credit to go", || gpu(&index, &source) == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_connection_of_a_living_engine_is_no_restart() {
     let index = FakeIndex::start().await;
     let mut engine = FakeEngine::start(Options::default()).await;

@@ -161,6 +161,10 @@ impl Rig {
     pub fn replay_failed(&mut self) {
         while self.waiting_replays > 0 {
             self.end(ReplayEnd::Failed);
+            // The next try comes after a pause.
+            self.now = self.now.after(250);
+            self.source.tick(self.now);
+            self.settle();
         }
     }
 
