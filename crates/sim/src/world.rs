@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use cairn_blocks::{BlockSize, ClusterSeed};
-use cairn_index::WorkerId;
 
 use crate::agents::Agent;
 use crate::checks::{Ledgered, Violation};
