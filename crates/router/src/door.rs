@@ -17,6 +17,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::ask::Arrival;
 use crate::body::Endpoint;
 use crate::engines::Health;
 use crate::error::ApiError;
@@ -24,7 +25,6 @@ use crate::fleet::{Pool, Worker};
 use crate::metrics::{Reason, RequestLabels, status_class};
 use crate::reply::{self, ReplyBody};
 use crate::state::{InFlightGuard, Router};
-use crate::walk::Arrival;
 use crate::{models, operator, walk};
 
 /// How long a client may take to send a request's head.

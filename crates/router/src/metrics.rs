@@ -50,6 +50,8 @@ pub(crate) struct Metrics {
     pub router_seconds: Histogram,
     pub tokenize_seconds: Histogram,
     pub ttft_seconds: Histogram,
+    pub overlap_tokens: Counter,
+    pub prompt_tokens: Counter,
     pub predicted_tokens: Counter,
     pub cached_tokens: Counter,
     pub audited_prompt_tokens: Counter,
@@ -79,6 +81,8 @@ impl Metrics {
             router_seconds: histogram(),
             tokenize_seconds: histogram(),
             ttft_seconds: histogram(),
+            overlap_tokens: Counter::default(),
+            prompt_tokens: Counter::default(),
             predicted_tokens: Counter::default(),
             cached_tokens: Counter::default(),
             audited_prompt_tokens: Counter::default(),
@@ -140,6 +144,12 @@ impl Metrics {
                 "Time from arrival to the first byte of a streamed answer",
                 m.ttft_seconds,
             );
+            r.register(
+                "overlap_tokens",
+                "Prompt tokens that the committed view promised where requests were sent",
+                m.overlap_tokens,
+            );
+            r.register("prompt_tokens", "Prompt tokens of all decisions", m.prompt_tokens);
             r.register(
                 "predicted_tokens",
                 "Prompt tokens predicted to be cached, of audited requests",

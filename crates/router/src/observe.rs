@@ -70,6 +70,11 @@ pub(crate) fn decision(
     span.record("predicted_tokens", choice.predicted.tokens());
     span.record("view_age_ms", router.view.age_ms());
     exchange.span.record("worker", chosen.as_str());
+    router
+        .metrics
+        .overlap_tokens
+        .inc_by(u64::from(choice.predicted.tokens()));
+    router.metrics.prompt_tokens.inc_by(u64::from(asked.prompt_tokens));
     let Some(record) = record else { return };
     span.record("policy", record.policy.name());
     if tracing::enabled!(target: "cairn::trace", tracing::Level::INFO) {

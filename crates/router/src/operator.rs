@@ -9,6 +9,7 @@ use http::{HeaderMap, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
+use crate::ask::{self, Arrival};
 use crate::body::{Endpoint, ScannedBody};
 use crate::decide::{Asked, refuse};
 use crate::decisions::explained;
@@ -18,7 +19,6 @@ use crate::fleet::{Fleet, claim_label};
 use crate::reply::{self, ReplyBody};
 use crate::state::Router;
 use crate::tenants::equal;
-use crate::walk::{self, Arrival};
 
 /// Carries the operators' token beside an engine's own `Authorization`.
 const OPERATOR_HEADER: &str = "x-cairn-operator";
@@ -159,10 +159,10 @@ async fn explain(
         headers: parts.headers.clone(),
         peer,
     };
-    let mut parsed = walk::parse(router, &arrival, &scanned)?;
+    let mut parsed = ask::parse(router, &arrival, &scanned)?;
     let fleet = router.fleet.load_full();
-    let (pool, adapter) = walk::pool_of(&fleet, parsed.fields.model.as_deref())?;
-    let asked = walk::ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
+    let (pool, adapter) = ask::pool_of(&fleet, parsed.fields.model.as_deref())?;
+    let asked = ask::ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
     let overlaps = asked.overlap(router);
     let record = {
         let facts = asked.facts(&[]);

@@ -1,6 +1,7 @@
 //! Starts and stops a router.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -79,7 +80,12 @@ pub struct Running {
 ///
 /// # Errors
 /// [`StartError`] naming what to change.
-pub async fn start(config: Config) -> Result<Running, StartError> {
+pub fn start(config: Config) -> Pin<Box<dyn Future<Output = Result<Running, StartError>> + Send>> {
+    // Boxed here, so that the whole role is compiled in this crate and not once more in each binary that starts it.
+    Box::pin(open(config))
+}
+
+async fn open(config: Config) -> Result<Running, StartError> {
     config.validate()?;
     let address: SocketAddr = config
         .listen

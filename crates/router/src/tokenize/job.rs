@@ -77,8 +77,11 @@ impl Job {
 }
 
 fn push_text(out: &mut String, text: &str) {
-    let room = TEXT_BYTES_MAX.saturating_sub(out.len());
-    out.push_str(&text[..text.floor_char_boundary(room.min(text.len()))]);
+    let mut end = TEXT_BYTES_MAX.saturating_sub(out.len()).min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    out.push_str(&text[..end]);
 }
 
 /// Bytes of all strings in a value.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod client;
+mod cost;
 mod engine;
 mod faults;
 mod hostile;
