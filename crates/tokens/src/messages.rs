@@ -365,10 +365,10 @@ fn read_fields(message: &Map<String, Json>, role: &str) -> Result<Vec<(&'static 
             fields.push(("reasoning", to_jinja(reasoning)));
             fields.push(("reasoning_content", to_jinja(reasoning)));
         }
-    } else if role == "tool" {
-        if let Some(id) = message.get("tool_call_id") {
-            fields.push(("tool_call_id", to_jinja(id)));
-        }
+    } else if role == "tool"
+        && let Some(id) = message.get("tool_call_id")
+    {
+        fields.push(("tool_call_id", to_jinja(id)));
     }
     for name in ["name", "task"] {
         if let Some(Json::String(text)) = message.get(name) {

@@ -33,7 +33,8 @@ pub(crate) struct Samples {
 impl Samples {
     /// Offers a served encoding.
     pub fn offer(&self, text: &str, ids: &[Token]) {
-        if self.served.fetch_add(1, Ordering::Relaxed) % EVERY != 0 || text.len() > TEXT_BYTES_MAX {
+        let due = self.served.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVERY);
+        if !due || text.len() > TEXT_BYTES_MAX {
             return;
         }
         if let Some(mut waiting) = self.waiting.try_lock()
