@@ -242,7 +242,9 @@ impl Session {
                 // Whether a tail was lost, or the engine is still the same, can't be known. Without newer batches the
                 // idle poll may still find out; with them it is too late.
                 let firm = !self.buffer.is_empty();
-                self.out.push(Step::Gap { lost: 0, firm });
+                if self.unverified || !firm {
+                    self.out.push(Step::Gap { lost: 0, firm });
+                }
                 self.unverified &= !firm;
             }
             self.give_up_gap();
