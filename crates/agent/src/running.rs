@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -67,7 +68,12 @@ pub struct Running {
 ///
 /// # Errors
 /// When the configuration, the data directory, a file or the operators' port can't be used.
-pub async fn start(config: Config) -> Result<Running, StartError> {
+pub fn start(config: Config) -> Pin<Box<dyn Future<Output = Result<Running, StartError>> + Send>> {
+    // Boxed here, so that the whole role is compiled in this crate and not once more in each binary that starts it.
+    Box::pin(open(config))
+}
+
+async fn open(config: Config) -> Result<Running, StartError> {
     config.validate()?;
     let credentials = config.security.load()?;
     let clients = config

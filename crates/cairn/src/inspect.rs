@@ -2,7 +2,7 @@
 
 pub mod drain;
 pub mod explain;
-pub mod http;
+pub mod ask_http;
 pub mod members;
 pub mod policy;
 pub mod status;

@@ -53,7 +53,7 @@ fn no_role_listens_beyond_loopback_without_token_and_tls() {
         ("agent", "[ops]\nlisten = \"0.0.0.0:0\"\n"),
         ("engine", "listen = \"0.0.0.0:0\"\n"),
     ] {
-        refused(role, config, &["loopback", "cluster_token_file", "tls_cert_file"]);
+        refused(role, config, &["127.0.0.1", "cluster_token_file", "tls_cert_file"]);
     }
 }
 

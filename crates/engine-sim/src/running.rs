@@ -1,5 +1,6 @@
 //! Starting and stopping the process.
 
+use std::pin::Pin;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -71,7 +72,12 @@ pub struct Running {
 }
 
 /// Starts an engine.
-pub async fn start(config: Config) -> Result<Running, StartError> {
+pub fn start(config: Config) -> Pin<Box<dyn Future<Output = Result<Running, StartError>> + Send>> {
+    // Boxed here, so that the whole role is compiled in this crate and not once more in each binary that starts it.
+    Box::pin(open(config))
+}
+
+async fn open(config: Config) -> Result<Running, StartError> {
     config.validate()?;
     let credentials = config.security.load()?;
     let tls = credentials.rustls_server_config(&[b"http/1.1"])?.map(TlsAcceptor::from);

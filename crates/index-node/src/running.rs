@@ -1,5 +1,6 @@
 //! Starting and stopping an index node.
 
+use std::pin::Pin;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,7 +84,12 @@ pub struct Running {
 ///
 /// # Errors
 /// [`StartError`], naming cause and remedy.
-pub async fn start(config: Config) -> Result<Running, StartError> {
+pub fn start(config: Config) -> Pin<Box<dyn Future<Output = Result<Running, StartError>> + Send>> {
+    // Boxed here, so that the whole role is compiled in this crate and not once more in each binary that starts it.
+    Box::pin(open(config))
+}
+
+async fn open(config: Config) -> Result<Running, StartError> {
     config.validate()?;
     let address = config.listen;
     let bound = TcpListener::bind(address).await;

@@ -235,7 +235,7 @@ pub(crate) const RECORD_WORKERS_MAX: usize = 128;
 /// Looks the request up in the view, chooses and reserves.
 pub(crate) fn decide(router: &Arc<Router>, asked: &Asked<'_>, excluded: &[WorkerId]) -> Result<Decided, ApiError> {
     let started = Instant::now();
-    let overlaps = asked.overlap(router);
+    let overlaps = tracing::info_span!("overlap", blocks = asked.keys.len()).in_scope(|| asked.overlap(router));
     let facts = asked.facts(excluded);
     let now = router.now();
     let mut routing = router.routing.lock();

@@ -80,9 +80,8 @@ async fn talk(
     mut replies: Streaming<v1::PushReply>,
 ) -> Status {
     let mut waiting: VecDeque<v1::Batch> = VecDeque::with_capacity(BATCHES_PER_PUSH);
-    let lease = lease(shared);
-    let mut renew = tokio::time::interval(lease / RENEWALS_PER_LEASE);
-    renew.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut lease = lease(shared);
+    let mut renew = renewal_ticks(lease);
     loop {
         tokio::select! {
             reply = replies.message() => match reply {
@@ -105,12 +104,22 @@ async fn talk(
             _ = renew.tick() => {
                 // A full queue means that messages are under way, and each of them renews nothing: try again soon.
                 let _ = pushes.try_send(v1::PushRequest { batches: Vec::new(), renew: renewals(shared) });
-                if self::lease(shared) != lease {
-                    renew = tokio::time::interval(self::lease(shared) / RENEWALS_PER_LEASE);
+                let current = self::lease(shared);
+                if current != lease {
+                    lease = current;
+                    renew = renewal_ticks(lease);
                 }
             },
         }
     }
+}
+
+/// Ticks often enough to renew leases of this length; the first comes after a full pause.
+fn renewal_ticks(lease: Duration) -> tokio::time::Interval {
+    let pause = lease / RENEWALS_PER_LEASE;
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + pause, pause);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    ticks
 }
 
 fn keep(waiting: &mut VecDeque<v1::Batch>, number: u64, outgoing: Outgoing) {

@@ -8,7 +8,7 @@ use clap::Args;
 use http::Method;
 use serde_json::Value;
 
-use super::http;
+use super::ask_http;
 use crate::output;
 
 /// Arguments of `cairn explain`.
@@ -49,12 +49,12 @@ pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
         (Some(file), _) => {
             let body = read_body(file)?;
             let query = args.policy.as_ref().map(|p| format!("?policy={p}")).unwrap_or_default();
-            super::block_on(http::json(Method::POST, &format!("{router}/cairn/explain{query}"), token, body))?
+            super::block_on(ask_http::json(Method::POST, &format!("{router}/cairn/explain{query}"), token, body))?
         }
         (None, request) => {
             let query = request.as_ref().map(|id| format!("&id={id}")).unwrap_or_default();
             let url = format!("{router}/cairn/decisions?limit=1{query}");
-            let found = super::block_on(http::json(Method::GET, &url, token, Bytes::new()))?;
+            let found = super::block_on(ask_http::json(Method::GET, &url, token, Bytes::new()))?;
             let list = found.get("decisions").and_then(Value::as_array).cloned().unwrap_or_default();
             match list.into_iter().next() {
                 Some(decision) => decision,

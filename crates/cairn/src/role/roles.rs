@@ -40,12 +40,14 @@ impl Role for IndexRole {
 
 impl RunningRole for cairn_index_node::Running {
     fn ready(&self) -> Value {
-        json!({"addr": self.addr.to_string(), "ops": self.ops_addr.map(|a| a.to_string())})
+        json!({"addr": self.address.to_string(), "ops": self.ops_address.map(|a| a.to_string())})
     }
 
     async fn failed(&mut self) -> anyhow::Error {
-        let error = self.wait().await;
-        anyhow::anyhow!("the index node stopped: {error}")
+        match self.wait().await {
+            Ok(()) => anyhow::anyhow!("the index node ended by itself"),
+            Err(error) => anyhow::Error::new(error).context("the index node failed"),
+        }
     }
 
     async fn stop(self, _grace: Duration) {

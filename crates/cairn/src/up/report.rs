@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::child::{Running, tail};
 use super::plan::Plan;
-use crate::inspect::http;
+use crate::inspect::ask_http;
 use crate::output;
 
 /// Longest wait between the last child's ready line and a router that can reach every engine.
@@ -23,7 +23,7 @@ pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Re
     let deadline = Instant::now() + SERVING_TIMEOUT;
     for port in &plan.routers {
         loop {
-            let seen = http::json(Method::GET, &format!("http://127.0.0.1:{port}/cairn/status"), None, Bytes::new()).await;
+            let seen = ask_http::json(Method::GET, &format!("http://127.0.0.1:{port}/cairn/status"), None, Bytes::new()).await;
             let waiting_for = match &seen {
                 Ok(status) => match missing(plan, status) {
                     None => break,
@@ -46,14 +46,13 @@ pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Re
 fn missing(plan: &Plan, status: &Value) -> Option<String> {
     let workers = status.get("workers").and_then(Value::as_array).cloned().unwrap_or_default();
     for engine in &plan.engines {
-        let of_engine: Vec<&Value> =
-            workers.iter().filter(|w| w.get("engine_url").and_then(Value::as_str) == Some(engine)).collect();
-        if of_engine.is_empty() {
+        let rank_of = |w: &&Value| w["worker"].as_str().is_some_and(|name| name.strip_prefix(engine.as_str()).is_some_and(|r| r.starts_with('#')));
+        let ranks: Vec<&Value> = workers.iter().filter(rank_of).collect();
+        if ranks.is_empty() {
             return Some(format!("no worker of {engine} is known; is the engine up?"));
         }
-        let unfit = of_engine.iter().find(|w| w.get("eligible").and_then(Value::as_bool) != Some(true));
-        if let Some(worker) = unfit {
-            return Some(format!("{engine} takes no requests: {}", worker.get("why_not").unwrap_or(&Value::Null)));
+        if let Some(unfit) = ranks.iter().find(|w| w["health"] != "healthy") {
+            return Some(format!("{engine} takes no requests: its state is {}", unfit["health"]));
         }
     }
     None

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{chat, prose};
+use crate::support::{chat, prose};
 
 /// Shared starts that requests draw from.
 pub const STARTS: u64 = 40;
@@ -122,7 +122,7 @@ enum Failed {
 }
 
 fn try_once(router: &str, body: &serde_json::Value, streamed: bool) -> Result<(), Failed> {
-    let agent = super::agent();
+    let agent = crate::support::agent();
     let response = agent.post(format!("{router}/v1/chat/completions")).send_json(body);
     let response = response.map_err(|e| Failed::Router(format!("{router}: {e}")))?;
     let status = response.status();

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::prompts::{self, MODEL, Prompts, Sharing};
-use crate::inspect::http;
+use crate::inspect::ask_http;
 
 /// Sizes of bodies whose shared starts are stored.
 const SIZES: [usize; 2] = [2048, 32_768];
@@ -72,7 +72,7 @@ impl Holders {
         for bytes in SIZES {
             let body = Bytes::from(Prompts::new(7, bytes, Sharing::Shared, false).next_body());
             loop {
-                let answer = http::json(Method::POST, &format!("{router}/cairn/explain"), None, body.clone()).await?;
+                let answer = ask_http::json(Method::POST, &format!("{router}/cairn/explain"), None, body.clone()).await?;
                 let best = answer["candidates"].as_array().into_iter().flatten().filter_map(|c| c["gpu_tokens"].as_u64()).max();
                 if best.unwrap_or(0) > 0 {
                     break;
@@ -140,7 +140,7 @@ fn store(holder: u32, root: BlockKey, keys: &[BlockKey]) -> v1::Op {
 
 /// For each shared start: its chain's root and the blocks that every prompt of it begins with.
 fn shared_starts(seed: ClusterSeed) -> anyhow::Result<Vec<(BlockKey, Vec<BlockKey>)>> {
-    let tokens = ModelTokens::embedded();
+    let tokens = ModelTokens::embedded()?;
     let root = Namespace { seed, pool: MODEL, block_size: BlockSize::DEFAULT, adapter: "", salt: "" }.root();
     let mut starts = Vec::new();
     for bytes in SIZES {
@@ -195,7 +195,7 @@ async fn push(
 
 /// Speed of tokenizing text that no cache has seen, on one core.
 pub fn tokenised_mb_per_s() -> anyhow::Result<f64> {
-    let tokens = ModelTokens::embedded();
+    let tokens = ModelTokens::embedded()?;
     let mut bodies = Prompts::new(99, 32_768, Sharing::Unique, false);
     let texts: Vec<String> = (0..64).map(|_| String::from_utf8_lossy(&bodies.next_body()).into_owned()).collect();
     let bytes: usize = texts.iter().map(String::len).sum();
