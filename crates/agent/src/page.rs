@@ -99,7 +99,7 @@ impl Page {
         // SGLang repeats a rank's figures for each of its tensor-parallel processes.
         if sample
             .label("tp_rank")
-            .is_some_and(|rank| rank != "0" && rank != "" && sample.label("dp_rank").is_none())
+            .is_some_and(|rank| rank != "0" && !rank.is_empty() && sample.label("dp_rank").is_none())
         {
             return;
         }

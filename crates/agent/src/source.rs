@@ -241,10 +241,10 @@ impl SourceTask {
     }
 
     fn stream_changed(&mut self, state: StreamState) {
-        if self.lifetime.stream_changed(state) {
-            if let Some(core) = &mut self.core {
-                core.push_stream_lost();
-            }
+        if self.lifetime.stream_changed(state)
+            && let Some(core) = &mut self.core
+        {
+            core.push_stream_lost();
         }
         self.outlet.stream = self.lifetime.stream();
     }

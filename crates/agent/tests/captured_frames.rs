@@ -2,7 +2,7 @@
 //!
 //! The captures aren't part of this repository: `CAIRN_CAPTURES` names their folder. `CAIRN_BLESS=1` rewrites the states.
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
 #[path = "kit/payload.rs"]
 mod payload;

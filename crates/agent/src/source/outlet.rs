@@ -100,14 +100,9 @@ impl Outlet {
 
     /// A batch was answered: its span ends.
     pub(super) fn acked(&mut self, incarnation: Incarnation, seq: Seq, outcome: &'static str) {
-        if self
-            .traced
-            .as_ref()
-            .is_some_and(|(i, s, _)| *i == incarnation && *s == seq)
-        {
-            if let Some((_, _, span)) = self.traced.take() {
-                span.record("outcome", outcome);
-            }
+        let ended = self.traced.take_if(|(i, s, _)| *i == incarnation && *s == seq);
+        if let Some((_, _, span)) = ended {
+            span.record("outcome", outcome);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The agent as a process part, between fake engines on real sockets and the real index state machine.
 
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
 mod engines;
 mod fake_engine;

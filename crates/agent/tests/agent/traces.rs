@@ -11,9 +11,11 @@ use crate::fake_engine::{FakeEngine, Options};
 use crate::fake_index::FakeIndex;
 use crate::{agent, gpu, hashes, tokens, until};
 
-/// Name, trace id and attribute keys of each span.
+/// Name, trace id and attribute keys of a span.
+type Span = (String, String, Vec<String>);
+
 #[derive(Clone, Default)]
-struct Collector(Arc<Mutex<Vec<(String, String, Vec<String>)>>>);
+struct Collector(Arc<Mutex<Vec<Span>>>);
 
 #[tonic::async_trait]
 impl TraceService for Collector {
