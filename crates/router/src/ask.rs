@@ -70,6 +70,9 @@ pub(crate) fn parse<'a>(router: &Router, arrival: &Arrival, scanned: &'a Scanned
     })
 }
 
+/// Characters of an unknown model's name that the error repeats.
+const MODEL_NAME_SHOWN: usize = 128;
+
 /// The pool of a model name.
 pub(crate) fn pool_of<'a>(fleet: &'a Fleet, model: Option<&str>) -> Result<(&'a Arc<Pool>, Option<&'a str>), ApiError> {
     let Some(name) = model else {
@@ -82,8 +85,9 @@ pub(crate) fn pool_of<'a>(fleet: &'a Fleet, model: Option<&str>) -> Result<(&'a 
         if fleet.has_unknown() || fleet.pools.is_empty() {
             return ApiError::unavailable("starting", "engines haven't said yet what they serve; ask again");
         }
+        let named: String = name.chars().filter(|c| !c.is_control()).take(MODEL_NAME_SHOWN).collect();
         let message = format!(
-            "no engine serves a model of that name; use one of the {} names that GET /v1/models lists",
+            "no engine serves the model `{named}`; use one of the {} names that GET /v1/models lists",
             fleet.names().len()
         );
         ApiError::new(
