@@ -374,3 +374,31 @@ fn fingerprint(files: &Files, options: &LoadOptions) -> u64 {
     part(&[u8::from(options.exclude_tools_when_tool_choice_none)]);
     hash.digest()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_wrong_sample_ends_the_use_of_the_fast_encoder_and_of_the_cache() {
+        let tokens = ModelTokens::embedded().unwrap();
+        let text = "a short text";
+        let right = tokens.encoder.encode_reference(text).unwrap();
+        tokens.cache.as_ref().unwrap().insert(text, &[7]);
+        assert_eq!(
+            tokens.encode_prompt(text, false).unwrap(),
+            [7],
+            "the first encoding is sampled"
+        );
+        assert_eq!(
+            tokens.run_samples(),
+            SampleReport {
+                compared: 1,
+                different: 1
+            }
+        );
+        assert_eq!(tokens.encode_prompt(text, false).unwrap(), right);
+        assert!(matches!(tokens.pipeline(), Pipeline::Reference { .. }));
+        assert_eq!(tokens.cache_stats().bytes, 0);
+    }
+}
