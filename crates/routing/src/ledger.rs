@@ -279,20 +279,12 @@ impl Ledger {
     pub fn first_token(&mut self, now: Micros, id: ReservationId) -> Option<FirstToken> {
         let found = self.find(id).filter(|r| r.stage == Stage::Prefill)?;
         let alone = self.others(found.slot).waiting == 0 && self.worker_mut(found.slot).reported.waiting_beyond() == 0;
-        self.unlink(id.index, found);
         let worker = &mut self.workers[found.slot.at()];
         let busy_since = worker
             .last_first_token
             .map_or(found.since, |last| last.max(found.since));
         worker.last_first_token = Some(now);
-        let own = &mut worker.own;
-        own.waiting -= 1;
-        own.prefill_tokens -= u64::from(found.demand.new_tokens);
-        own.prefill_work -= found.demand.new_work;
-        own.decode_tokens += u64::from(found.demand.context_tokens);
-        let entry = self.live_mut(id.index);
-        entry.stage = Stage::Decode;
-        entry.since = now;
+        self.start_decode(now, id.index, found);
         Some(FirstToken {
             slot: found.slot,
             service: now.since(busy_since),
@@ -300,6 +292,26 @@ impl Ledger {
             demand: found.demand,
             alone,
         })
+    }
+
+    /// Like [`Ledger::first_token`] where nobody saw the first token: the stage changes, and nothing is learned.
+    pub fn assume_first_token(&mut self, now: Micros, id: ReservationId) {
+        let Some(found) = self.find(id).filter(|r| r.stage == Stage::Prefill) else {
+            return;
+        };
+        self.start_decode(now, id.index, found);
+    }
+
+    fn start_decode(&mut self, now: Micros, index: u32, found: Reservation) {
+        self.unlink(index, found);
+        let own = &mut self.workers[found.slot.at()].own;
+        own.waiting -= 1;
+        own.prefill_tokens -= u64::from(found.demand.new_tokens);
+        own.prefill_work -= found.demand.new_work;
+        own.decode_tokens += u64::from(found.demand.context_tokens);
+        let entry = self.live_mut(index);
+        entry.stage = Stage::Decode;
+        entry.since = now;
     }
 
     /// Ends a reservation; `None`, and counted, where it had ended before.

@@ -449,6 +449,27 @@ fn a_pair_whose_transfers_fail_is_avoided_then_tried_again() {
 }
 
 #[test]
+fn a_whole_answer_stops_counting_as_a_waiting_prefill_when_its_first_token_is_due() {
+    let mut routing = core(1, &workers(1));
+    let before = routing.speeds(WorkerId(0)).unwrap();
+    let choice = routing.decide(ms(0), &request(4_000), &NONE).unwrap();
+    let mut ticket = routing.reserve(ms(0), &choice, &request(4_000)).unwrap();
+    let due = Micros(0).plus(choice.terms.ttft());
+    routing.assume_first_token(due, &mut ticket);
+    let load = routing.load(due, WorkerId(0));
+    assert_eq!((load.own.requests, load.own.waiting, load.own.prefill_work), (1, 0, 0));
+    assert!(load.own.decode_tokens > 0);
+    routing.first_token(due.plus(ms(9_000)), &mut ticket);
+    assert_eq!(
+        routing.speeds(WorkerId(0)).unwrap(),
+        before,
+        "nothing was seen, so nothing is learned"
+    );
+    routing.finish(due.plus(ms(9_000)), ticket, Ending::Done { cached_tokens: None }, None);
+    assert_eq!(routing.load(due.plus(ms(9_000)), WorkerId(0)).in_flight(), 0);
+}
+
+#[test]
 fn adapters_length_and_roles_decide_who_is_asked() {
     let mut fleet = workers(3);
     fleet[0].adapters = vec!["b".to_owned(), "a".to_owned()];

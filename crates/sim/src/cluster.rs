@@ -18,10 +18,6 @@ use crate::world::{Link, POOL, SEED, World};
 
 /// The leader makes one entry of what came in this time.
 const FLUSH_US: u64 = 5_000;
-/// A source that isn't heard for this long lapses.
-const LEASE_US: u64 = 3_000_000;
-/// And goes for good after this long.
-const GRACE_US: u64 = 30_000_000;
 /// Entries that wait for a quorum, at most; beyond it, messages are turned away.
 const PENDING_MAX: usize = 4_096;
 /// A follower that lacks more entries than this gets a snapshot.
@@ -29,17 +25,17 @@ pub(crate) const SNAPSHOT_BEHIND: u64 = 400;
 
 /// Who asked for an entry.
 #[derive(Clone, Debug)]
-enum Asked {
+pub(crate) enum Asked {
     Register(FromAgent),
     Batches(Vec<FromAgent>),
     Nobody,
 }
 
 #[derive(Clone, Debug)]
-struct Pending {
-    id: u64,
-    command: Command,
-    asked: Asked,
+pub(crate) struct Pending {
+    pub(crate) id: u64,
+    pub(crate) command: Command,
+    pub(crate) asked: Asked,
 }
 
 /// One index node.
@@ -49,8 +45,8 @@ pub(crate) struct Node {
     /// Cut off from the other nodes, not from agents and routers.
     pub(crate) alone: bool,
     pub(crate) state: IndexState,
-    snapshot: Option<(u64, Vec<u8>)>,
-    applying: bool,
+    pub(crate) snapshot: Option<(u64, Vec<u8>)>,
+    pub(crate) applying: bool,
     /// When it last knew of a quorum.
     pub(crate) quorum_at: u64,
 }
@@ -66,13 +62,13 @@ pub(crate) struct Cluster {
     pub(crate) truth: IndexState,
     pub(crate) leader: Option<usize>,
     pub(crate) term: u64,
-    pending: VecDeque<Pending>,
+    pub(crate) pending: VecDeque<Pending>,
     next_entry: u64,
-    inbox: Vec<(Batch, FromAgent)>,
-    flushing: bool,
-    heard: BTreeMap<SourceId, u64>,
+    pub(crate) inbox: Vec<(Batch, FromAgent)>,
+    pub(crate) flushing: bool,
+    pub(crate) heard: BTreeMap<SourceId, u64>,
     /// Commands under way for a lease, so that they aren't proposed twice.
-    leasing: BTreeMap<SourceId, bool>,
+    pub(crate) leasing: BTreeMap<SourceId, bool>,
 }
 
 impl Cluster {
@@ -118,17 +114,17 @@ impl Cluster {
         self.digests.get(index as usize - 1).copied()
     }
 
-    fn reachable(&self, node: usize) -> bool {
+    pub(crate) fn reachable(&self, node: usize) -> bool {
         self.nodes[node].up && !self.nodes[node].alone
     }
 
-    fn quorum(&self) -> bool {
+    pub(crate) fn quorum(&self) -> bool {
         let there = (0..self.nodes.len()).filter(|n| self.reachable(*n)).count();
         there * 2 > self.nodes.len()
     }
 
     /// The leader, while a quorum hears it.
-    fn leading(&self) -> Option<usize> {
+    pub(crate) fn leading(&self) -> Option<usize> {
         self.leader.filter(|l| self.reachable(*l) && self.quorum())
     }
 }
@@ -205,7 +201,7 @@ impl World {
                             unknown_anchors: Vec::new(),
                         };
                         let acks = vec![(batch.source, batch.incarnation, batch.seq, outcome)];
-                        self.to_agent(from, ToAgent::Acks(acks));
+                        self.tell_agent(from, ToAgent::Acks(acks));
                     }
                     self.cluster.inbox.push((batch, from));
                 }
@@ -232,7 +228,7 @@ impl World {
                     digest: digest.digest,
                 };
                 let holders = found.holders.iter().map(audit).collect();
-                self.to_agent(
+                self.tell_agent(
                     from,
                     ToAgent::Audit {
                         seq: found.seq,
@@ -244,7 +240,7 @@ impl World {
         }
     }
 
-    fn to_agent(&mut self, from: FromAgent, message: ToAgent) {
+    fn tell_agent(&mut self, from: FromAgent, message: ToAgent) {
         let FromAgent { agent, life, conn } = from;
         let event = Event::AgentReceive {
             agent,
@@ -283,7 +279,7 @@ impl World {
         self.propose(Command::Batches(batches), Asked::Batches(asked));
     }
 
-    fn propose(&mut self, command: Command, asked: Asked) {
+    pub(crate) fn propose(&mut self, command: Command, asked: Asked) {
         let id = self.cluster.next_entry;
         self.cluster.next_entry += 1;
         self.cluster.pending.push_back(Pending { id, command, asked });
@@ -311,7 +307,7 @@ impl World {
     }
 
     /// Puts a command into the log for good; the first replica applies it at once.
-    fn append(&mut self, command: &Command) -> Reply {
+    pub(crate) fn append(&mut self, command: &Command) -> Reply {
         let unfenced = (self.plan.bug == Some(Bug::NoFencing))
             .then(|| self.without_fencing(command))
             .flatten();
@@ -408,7 +404,7 @@ impl World {
                     self.cluster.heard.insert(*source, self.now);
                     self.cluster.leasing.remove(source);
                 }
-                self.to_agent(from, ToAgent::Registered(outcome));
+                self.tell_agent(from, ToAgent::Registered(outcome));
             }
             (Asked::Batches(from), Reply::Batches(outcomes), Command::Batches(batches)) => {
                 if self.plan.bug == Some(Bug::AckBeforeCommit) {
@@ -416,7 +412,7 @@ impl World {
                 }
                 for ((from, outcome), batch) in from.into_iter().zip(outcomes).zip(batches) {
                     let acks = vec![(batch.source, batch.incarnation, batch.seq, outcome)];
-                    self.to_agent(from, ToAgent::Acks(acks));
+                    self.tell_agent(from, ToAgent::Acks(acks));
                 }
             }
             (Asked::Nobody, _, Command::LapseLease { source, .. } | Command::RestoreLease { source, .. }) => {
@@ -426,7 +422,7 @@ impl World {
         }
     }
 
-    fn start_applying(&mut self, node: usize) {
+    pub(crate) fn start_applying(&mut self, node: usize) {
         let place = &mut self.cluster.nodes[node];
         if place.up && !place.applying {
             place.applying = true;
@@ -461,13 +457,13 @@ impl World {
         }
     }
 
-    fn replay_log(&mut self, node: usize) {
+    pub(crate) fn replay_log(&mut self, node: usize) {
         let mut at = self.cluster.nodes[node].state.applied().0;
         while at < self.cluster.log.len() as u64 {
             let bytes = Rc::clone(&self.cluster.log[at as usize]);
             at += 1;
             let place = &mut self.cluster.nodes[node];
-            let skipped = self.plan.bug == Some(Bug::NodeSkipsCommand) && node == 1 && at % 97 == 0;
+            let skipped = self.plan.bug == Some(Bug::NodeSkipsCommand) && node == 1 && at.is_multiple_of(97);
             if skipped {
                 place.state.skip_to(LogIndex(at));
             } else {
@@ -481,188 +477,6 @@ impl World {
             self.check_replica(node, at);
         }
         self.cluster.nodes[node].quorum_at = self.now;
-    }
-
-    pub(crate) fn node_snapshot(&mut self, node: usize, life: Life) {
-        let place = &mut self.cluster.nodes[node];
-        if !place.up || place.life != life {
-            return;
-        }
-        let mut bytes = Vec::new();
-        if codec::encode_snapshot(&place.state, &mut bytes).is_ok() {
-            place.snapshot = Some((place.state.applied().0, bytes));
-        }
-        self.after(2_500_000, Event::NodeSnapshot { node, life });
-    }
-
-    pub(crate) fn node_crash(&mut self, node: usize) {
-        let place = &mut self.cluster.nodes[node];
-        if !place.up {
-            return;
-        }
-        place.up = false;
-        place.life.0 += 1;
-        place.applying = false;
-        self.note("node dies", &[node as u64]);
-        self.drop_followers(node);
-        for agent in 0..self.agents.len() {
-            if self.agents[agent].node == node && self.agents[agent].up {
-                self.agent_lose_index(agent);
-            }
-        }
-        self.maybe_elect();
-    }
-
-    /// Back from disk: its last snapshot, then the log behind it.
-    pub(crate) fn node_revive(&mut self, node: usize, life: Life) {
-        let place = &mut self.cluster.nodes[node];
-        if place.life != life || place.up {
-            return;
-        }
-        place.up = true;
-        let mut state = IndexState::new();
-        if let Some((index, bytes)) = &place.snapshot {
-            match codec::decode_snapshot(bytes.as_slice()) {
-                Ok(read) => state = read,
-                Err(error) => {
-                    let what = format!("snapshot at {index} can't be read: {error}");
-                    return self.broken("INV-03", what);
-                }
-            }
-            if self.plan.bug == Some(Bug::SnapshotClaimsMore) {
-                let further = LogIndex(state.applied().0 + 1);
-                state.skip_to(further);
-            }
-        }
-        self.cluster.nodes[node].state = state;
-        self.note(
-            "node starts",
-            &[node as u64, self.cluster.nodes[node].state.applied().0],
-        );
-        self.check_restored(node);
-        self.after(50_000, Event::NodeIdle { node, life });
-        self.after(2_000_000, Event::NodeSnapshot { node, life });
-        self.start_applying(node);
-        self.maybe_elect();
-    }
-
-    /// A leader that no quorum hears is replaced after a while.
-    pub(crate) fn maybe_elect(&mut self) {
-        let led = self.cluster.leader.is_some_and(|l| self.cluster.reachable(l));
-        if !led && self.cluster.quorum() {
-            let term = self.cluster.term;
-            let span = self.rng.range(100_000, 500_000);
-            self.after(span, Event::Elect { term });
-        }
-    }
-
-    pub(crate) fn elect(&mut self, term: u64) {
-        if term != self.cluster.term || !self.cluster.quorum() {
-            return;
-        }
-        let able: Vec<usize> = (0..self.plan.nodes).filter(|n| self.cluster.reachable(*n)).collect();
-        let to = able[self.rng.index(able.len())];
-        self.change_leader(to);
-    }
-
-    /// A new term. Of what the old leader hadn't committed, a prefix may have reached a quorum.
-    pub(crate) fn change_leader(&mut self, to: usize) {
-        self.cluster.term += 1;
-        self.cluster.leader = Some(to);
-        let survive = self.rng.index(self.cluster.pending.len() + 1);
-        let lost = self.cluster.pending.split_off(survive);
-        let kept = std::mem::take(&mut self.cluster.pending);
-        self.note(
-            "leader changes",
-            &[to as u64, self.cluster.term, kept.len() as u64, lost.len() as u64],
-        );
-        for pending in kept {
-            self.append(&pending.command);
-        }
-        self.cluster.inbox.clear();
-        self.cluster.flushing = false;
-        self.cluster.leasing.clear();
-        self.replay_log(to);
-        let term = self.cluster.term;
-        // Everyone gets a full period after an election.
-        let now = self.now;
-        let sources: Vec<SourceId> = self.cluster.truth.registry().sources.keys().copied().collect();
-        self.cluster.heard = sources.into_iter().map(|s| (s, now)).collect();
-        self.after(500_000, Event::LeaseCheck { term });
-        self.check_acknowledged();
-        // Streams through the old leader are broken; agents start over with what has no answer.
-        for agent in 0..self.agents.len() {
-            if self.agents[agent].up {
-                self.agent_lose_index(agent);
-            }
-        }
-    }
-
-    pub(crate) fn lease_check(&mut self, term: u64) {
-        if term != self.cluster.term {
-            return;
-        }
-        self.after(500_000, Event::LeaseCheck { term });
-        if self.cluster.leading().is_none() {
-            return;
-        }
-        let registry = self.cluster.truth.registry();
-        let quiet = |id: &SourceId| self.now - self.cluster.heard.get(id).copied().unwrap_or(self.now);
-        let mut due = Vec::new();
-        for (&source, found) in &registry.sources {
-            let incarnation = found.incarnation;
-            match found.lease {
-                LeaseState::Live if quiet(&source) > LEASE_US => due.push(Command::LapseLease { source, incarnation }),
-                LeaseState::Lapsed(_) if quiet(&source) > GRACE_US => {
-                    due.push(Command::RemoveSource { source, incarnation });
-                }
-                LeaseState::Live | LeaseState::Lapsed(_) => {}
-            }
-        }
-        for command in due {
-            if let Command::LapseLease { source, .. } = &command
-                && self.cluster.leasing.insert(*source, false).is_some()
-            {
-                continue;
-            }
-            self.note("lease lapses", &[]);
-            self.propose(command, Asked::Nobody);
-        }
-    }
-
-    pub(crate) fn set_draining(&mut self, worker: WorkerId, draining: bool) {
-        if self.cluster.leading().is_some() {
-            self.propose(Command::SetDraining { worker, draining }, Asked::Nobody);
-        } else if !draining {
-            self.after(500_000, Event::Undrain { worker });
-        }
-    }
-
-    /// The operator takes a source away for good.
-    pub(crate) fn remove_source(&mut self, name: &str) {
-        if self.cluster.leading().is_none() {
-            return;
-        }
-        let registry = self.cluster.truth.registry();
-        let found = registry.sources.iter().find(|(_, s)| s.name == name);
-        if let Some((&source, incarnation)) = found.map(|(id, s)| (id, s.incarnation)) {
-            self.propose(Command::RemoveSource { source, incarnation }, Asked::Nobody);
-        }
-    }
-
-    pub(crate) fn isolate(&mut self, node: usize) {
-        self.cluster.nodes[node].alone = true;
-        self.note("node is cut off", &[node as u64]);
-        self.maybe_elect();
-    }
-
-    pub(crate) fn heal(&mut self, node: usize) {
-        if self.cluster.nodes[node].alone {
-            self.cluster.nodes[node].alone = false;
-            self.note("node is back", &[node as u64]);
-            self.start_applying(node);
-            self.maybe_elect();
-        }
     }
 
     /// The pool's workers by their engines, as the last entry left it.

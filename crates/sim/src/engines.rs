@@ -48,7 +48,7 @@ fn model(plan: &Plan, engine: usize, rng: &mut Rng) -> EngineModel {
         max_batched_tokens: 512,
         max_num_seqs: 16,
         prefix_caching: true,
-        cpu: (plan.cpu_blocks > 0).then(|| CpuTierConfig {
+        cpu: (plan.cpu_blocks > 0).then_some(CpuTierConfig {
             blocks: plan.cpu_blocks,
             ..CPU
         }),

@@ -10,11 +10,13 @@
 mod agents;
 mod checks;
 mod cluster;
+mod elections;
 mod engines;
 mod faults;
 mod feed;
 mod model;
 mod plan;
+mod reporting;
 mod requests;
 mod rng;
 mod routers;

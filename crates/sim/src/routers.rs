@@ -167,7 +167,7 @@ impl World {
                         let what = format!("router {router}: entry {at} after {:?}", place.view.applied());
                         return self.broken("INV-02", what);
                     }
-                    if self.plan.bug == Some(Bug::ViewSkipsEntry) && at % 101 == 0 {
+                    if self.plan.bug == Some(Bug::ViewSkipsEntry) && at.is_multiple_of(101) {
                         place.view.skip_to(LogIndex(at));
                         continue;
                     }
@@ -515,7 +515,7 @@ impl World {
             place.routing.finish(now, ticket, ending, None);
         }
         if self.plan.bug == Some(Bug::DoubleRelease)
-            && request % 7 == 0
+            && request.is_multiple_of(7)
             && let Some((&twin, _)) = place.tickets.first_key_value()
             && let Some(ticket) = place.tickets.remove(&twin)
         {

@@ -56,6 +56,9 @@ pub struct Report {
     pub looked_at: BTreeMap<&'static str, u64>,
 }
 
+/// A prompt and its salt.
+pub(crate) type Asked = (Rc<Vec<u32>>, Option<Rc<str>>);
+
 /// See the module.
 pub(crate) struct World {
     pub(crate) plan: Plan,
@@ -71,7 +74,7 @@ pub(crate) struct World {
     pub(crate) routers: Vec<Router>,
     pub(crate) requests: Vec<Request>,
     /// Prompts with their salts that were ever asked, for probes.
-    pub(crate) asked: Vec<(Rc<Vec<u32>>, Option<Rc<str>>)>,
+    pub(crate) asked: Vec<Asked>,
     /// Salts that were ever sent to an engine.
     pub(crate) served: BTreeSet<(usize, String)>,
     pub(crate) gone: Vec<Gone>,

@@ -265,12 +265,15 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Boot, number, time of arrival, loads.
+type PlainFrame = (u64, u64, u64, Vec<(u32, u32, u64)>);
+
 /// The same figures kept the plain way: a list of requests, and the last accepted frame of each router.
 #[derive(Default)]
 struct Plain {
     live: Vec<(ReservationId, u32, u32, bool)>,
     dead: Vec<ReservationId>,
-    frames: std::collections::BTreeMap<u8, (u64, u64, u64, Vec<(u32, u32, u64)>)>,
+    frames: std::collections::BTreeMap<u8, PlainFrame>,
 }
 
 impl Plain {

@@ -175,6 +175,22 @@ impl Routing {
         }
     }
 
+    /// The first token should be there by the choice's estimate, but an answer that isn't streamed doesn't show it: the
+    /// request stops counting as a waiting prefill, and nothing is learned from it.
+    pub fn assume_first_token(&mut self, now: Micros, ticket: &mut Ticket) {
+        if ticket.answered {
+            return;
+        }
+        ticket.answered = true;
+        if ticket.prefill_done.is_none() {
+            self.ledger.assume_first_token(now, ticket.prefill);
+            self.confirm_soon(now, ticket);
+        }
+        if let Some(decode) = ticket.decode {
+            self.ledger.assume_first_token(now, decode);
+        }
+    }
+
     fn success(&mut self, worker: WorkerId) {
         if let Some(state) = self.fleet.by_id_mut(worker) {
             state.breaker.on_success();
