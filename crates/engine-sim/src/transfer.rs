@@ -3,7 +3,6 @@
 //! One request a connection: a line of JSON out, a line of JSON back. Only a living engine knows its own id and the
 //! blocks that it still holds, so an id of an earlier lifetime, a second pull and an expired one all fail.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,11 +91,6 @@ async fn ask(remote: &RemoteKv) -> std::io::Result<PullAnswer> {
         .read_line(&mut answer)
         .await?;
     Ok(serde_json::from_str(&answer)?)
-}
-
-/// Opens the side channel.
-pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
 }
 
 /// Serves pulls until the engine stops.

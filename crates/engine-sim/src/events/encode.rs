@@ -32,6 +32,9 @@ pub struct Encoder {
     unsalted: HashMap<EngineHash, (EngineHash, u32)>,
 }
 
+/// Marker of a map whose length takes two bytes.
+const MAP_16: u8 = 0xde;
+
 /// Writing to a vector can't fail.
 const INFALLIBLE: &str = "writing to memory does not fail";
 
@@ -226,7 +229,12 @@ impl Encoder {
         let name = if vllm { !dynamo } else { event.adapter.is_some() };
         let mut fields = 5 + u32::from(vllm) + u32::from(extra) + u32::from(kind);
         fields += u32::from(salt.is_some()) + u32::from(name) + if dynamo { 0 } else { 2 };
-        mp::write_map_len(out, fields).expect(INFALLIBLE);
+        if self.wire == Wire::Vllm0_33 {
+            // Its encoder sizes the map for every declared field, of which there are more than 15 by now.
+            out.extend_from_slice(&[MAP_16, 0, fields as u8]);
+        } else {
+            mp::write_map_len(out, fields).expect(INFALLIBLE);
+        }
         text(out, "type");
         text(out, "BlockStored");
         self.common_fields(out, event, true);

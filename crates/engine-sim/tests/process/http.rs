@@ -1,58 +1,9 @@
-//! The engine's HTTP behaviour, over real sockets.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! OpenAI endpoints, errors, models and metrics.
 
-use std::net::SocketAddr;
-
-use cairn_engine_sim::{Config, Running, start};
+use cairn_engine_sim::start;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-fn instant() -> Config {
-    let mut config = Config::default();
-    config.listen = ([127, 0, 0, 1], 0).into();
-    config.timing.speed = 0.0;
-    config.seed = 7;
-    config
-}
-
-/// One request on a connection of its own; status and body, chunks joined.
-async fn call(address: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: engine\r\nconnection: close\r\ncontent-length: {}\r\n{headers}\r\n{body}",
-        body.len()
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await.unwrap();
-    let answer = String::from_utf8(answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer.as_str(), ""));
-    let status = head.split(' ').nth(1).map_or(0, |code| code.parse().unwrap());
-    if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        let mut out = String::new();
-        let mut rest = body;
-        while let Some((size, after)) = rest.split_once("\r\n") {
-            let size = usize::from_str_radix(size, 16).unwrap();
-            if size == 0 {
-                break;
-            }
-            out.push_str(&after[..size]);
-            rest = &after[size + 2..];
-        }
-        return (status, out);
-    }
-    (status, body.to_owned())
-}
-
-async fn post(engine: &Running, path: &str, body: &Value) -> (u16, Value) {
-    let (status, body) = call(engine.http, "POST", path, "", &body.to_string()).await;
-    (status, serde_json::from_str(&body).unwrap_or(Value::Null))
-}
-
-async fn get(engine: &Running, path: &str) -> (u16, String) {
-    call(engine.http, "GET", path, "", "").await
-}
+use crate::client::{call, get, instant, post};
 
 fn chat(text: &str) -> Value {
     json!({"model": "cairn-tiny", "messages": [{"role": "user", "content": text}]})

@@ -1,0 +1,9 @@
+//! The engine as a process sees it from outside: HTTP, events and transfers over real sockets.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod client;
+mod events;
+mod faults;
+mod http;
+mod transfers;
+mod wire;
