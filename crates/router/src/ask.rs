@@ -85,7 +85,11 @@ pub(crate) fn pool_of<'a>(fleet: &'a Fleet, model: Option<&str>) -> Result<(&'a 
         if fleet.has_unknown() || fleet.pools.is_empty() {
             return ApiError::unavailable("starting", "engines haven't said yet what they serve; ask again");
         }
-        let named: String = name.chars().filter(|c| !c.is_control()).take(MODEL_NAME_SHOWN).collect();
+        let named: String = name
+            .chars()
+            .filter(|c| !c.is_control())
+            .take(MODEL_NAME_SHOWN)
+            .collect();
         let message = format!(
             "no engine serves the model `{named}`; use one of the {} names that GET /v1/models lists",
             fleet.names().len()

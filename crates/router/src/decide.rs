@@ -175,6 +175,14 @@ impl Reservation {
         }
     }
 
+    /// The first token should be here by now, but the answer doesn't show it.
+    pub(crate) fn assume_first_token(&mut self) {
+        if let Some(ticket) = &mut self.ticket {
+            self.router.routing.lock().assume_first_token(self.router.now(), ticket);
+            self.router.reservations_changed.notify_one();
+        }
+    }
+
     /// The prefill leg of a split answered.
     pub(crate) fn prefill_done(&mut self) {
         if let Some(ticket) = &mut self.ticket {

@@ -58,6 +58,7 @@ impl Decisions {
         fleet: &Fleet,
         request_id: Option<&str>,
         trace_id: Option<&str>,
+        any_id: Option<&str>,
         limit: usize,
     ) -> Vec<Value> {
         let ring = self.ring.lock();
@@ -66,6 +67,7 @@ impl Decisions {
             .rev()
             .filter(|kept| request_id.is_none_or(|id| kept.request_id == id))
             .filter(|kept| trace_id.is_none_or(|id| kept.trace_id == id))
+            .filter(|kept| any_id.is_none_or(|id| kept.request_id == id || kept.trace_id == id))
             .take(limit)
             .map(|kept| {
                 let mut value = explained(fleet, &kept.record);

@@ -114,11 +114,12 @@ pub(crate) fn refresh(router: &Router) {
 }
 
 fn decisions(router: &Router, query: &str) -> Response<ReplyBody> {
-    let (mut request_id, mut trace_id, mut limit) = (None, None, LIMIT_DEFAULT);
+    let (mut request_id, mut trace_id, mut any_id, mut limit) = (None, None, None, LIMIT_DEFAULT);
     for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
         match &*key {
             "request_id" => request_id = Some(value.into_owned()),
             "trace_id" => trace_id = Some(value.into_owned()),
+            "id" => any_id = Some(value.into_owned()),
             "limit" => match value.parse::<usize>() {
                 Ok(n) if (1..=LIMIT_MAX).contains(&n) => limit = n,
                 Ok(_) | Err(_) => {
@@ -127,15 +128,19 @@ fn decisions(router: &Router, query: &str) -> Response<ReplyBody> {
                 }
             },
             _ => {
-                let message = "unknown parameter; there are limit, request_id and trace_id";
+                let message = "unknown parameter; there are limit, id, request_id and trace_id";
                 return reply::error(&ApiError::invalid("unknown_parameter", message));
             }
         }
     }
     let fleet = router.fleet.load();
-    let found = router
-        .decisions
-        .find(&fleet, request_id.as_deref(), trace_id.as_deref(), limit);
+    let found = router.decisions.find(
+        &fleet,
+        request_id.as_deref(),
+        trace_id.as_deref(),
+        any_id.as_deref(),
+        limit,
+    );
     reply::json(StatusCode::OK, json!({ "decisions": found }).to_string())
 }
 
@@ -162,7 +167,10 @@ async fn explain(
     let mut parsed = ask::parse(router, &arrival, &scanned)?;
     let fleet = router.fleet.load_full();
     let (pool, adapter) = ask::pool_of(&fleet, parsed.fields.model.as_deref())?;
-    let asked = ask::ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
+    let mut asked = ask::ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
+    if let Some(name) = wanted_policy(parts.uri.query().unwrap_or_default())? {
+        asked.policy = Some(name);
+    }
     let overlaps = asked.overlap(router);
     let record = {
         let facts = asked.facts(&[]);
@@ -175,6 +183,22 @@ async fn explain(
     value["view_age_ms"] = json!(router.view.age_ms());
     add_why_zero(router, &fleet, &asked, &record, &mut value);
     Ok(value)
+}
+
+/// The policy that the operator wants to see decide.
+fn wanted_policy(query: &str) -> Result<Option<String>, ApiError> {
+    for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        if key != "policy" {
+            return Err(ApiError::invalid(
+                "unknown_parameter",
+                "unknown parameter; there is policy",
+            ));
+        }
+        let policy = cairn_routing::PolicyConfig::by_name(&value);
+        let policy = policy.map_err(|error| ApiError::invalid("unknown_policy", error.to_string()))?;
+        return Ok(Some(policy.name().to_string()));
+    }
+    Ok(None)
 }
 
 /// Says for each candidate without credit why that is.
@@ -249,9 +273,22 @@ pub(crate) fn status(router: &Router) -> Value {
                 Health::Unhealthy => "unhealthy",
                 Health::Unknown => "unknown",
             };
+            let breaker = routing
+                .breaker(now, worker.id)
+                .map(|state| format!("{state:?}").to_lowercase());
+            let why_not = match (health, worker.draining, breaker.as_deref()) {
+                ("healthy", false, Some("open")) => Some("breaker open"),
+                ("healthy", false, _) => None,
+                ("healthy", true, _) => Some("draining"),
+                (unfit, _, _) => Some(unfit),
+            };
             json!({
                 "worker": worker.name(),
                 "id": worker.id.0,
+                "engine_url": worker.spec.engine_url,
+                "rank": worker.spec.rank,
+                "eligible": why_not.is_none(),
+                "why_not": why_not,
                 "pool": pool.name,
                 "source": worker.source,
                 "role": format!("{:?}", worker.spec.role).to_lowercase(),
@@ -259,7 +296,7 @@ pub(crate) fn status(router: &Router) -> Value {
                 "draining": worker.draining,
                 "claim": claim_label(worker.confidence),
                 "incarnation": worker.incarnation,
-                "breaker": routing.breaker(now, worker.id).map(|state| format!("{state:?}").to_lowercase()),
+                "breaker": breaker,
                 "in_flight": load.in_flight(),
                 "own_requests": load.own.requests,
                 "other_requests": load.others.requests,

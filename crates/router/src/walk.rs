@@ -12,7 +12,7 @@ use tracing::Instrument;
 
 use crate::ask::{Arrival, Parsed, ask, parse, pool_of};
 use crate::body::{EditPlan, Endpoint, ScannedBody, edit};
-use crate::decide::{Asked, Decided, decide, policy_of};
+use crate::decide::{Asked, Decided, Reservation, decide, policy_of};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Worker};
 use crate::forward::{Begun, Leg, begin};
@@ -166,7 +166,14 @@ async fn attempts(
                 .observe(exchange.arrived.elapsed().as_secs_f64());
         }
         let outcome = match choice.plan {
-            Plan::Whole { worker } => whole(router, fleet, worker, &trying).await?,
+            Plan::Whole { worker } => {
+                let sent = whole(router, fleet, worker, &trying);
+                if exchange.streamed {
+                    sent.await?
+                } else {
+                    until_answered(sent, &mut reservation, choice.terms.ttft()).await?
+                }
+            }
             Plan::Split { prefill, decode } => {
                 split::run(router, fleet, (prefill, decode), &trying, &mut reservation).await?
             }
@@ -297,6 +304,18 @@ fn choose(
         .get_or_create(&PolicyLabel { policy, basis })
         .inc();
     Ok(decided)
+}
+
+/// Waits for an answer that doesn't show its first token: when that is due, the request stops counting as a waiting
+/// prefill.
+async fn until_answered<T>(sent: impl Future<Output = T>, reservation: &mut Reservation, due: Micros) -> T {
+    tokio::pin!(sent);
+    tokio::select! {
+        answer = &mut sent => return answer,
+        () = tokio::time::sleep(std::time::Duration::from_micros(due.0)) => {}
+    }
+    reservation.assume_first_token();
+    sent.await
 }
 
 /// Sends the whole request to one worker.

@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 
-use super::client::post;
+use super::client::{metric, post};
 use super::engine::Mode;
 use super::routing::World;
 
@@ -40,11 +40,12 @@ fn cost_of_a_request() {
             .unwrap()
     };
     let (own, world_runtime) = (runtime("rt-router"), runtime("rt-world"));
-    let world = world_runtime.block_on(World::start(4));
-    let router = own
-        .block_on(own.spawn(cairn_router::start(world.config())))
-        .unwrap()
-        .unwrap();
+    let world = world_runtime.block_on(World::start_with(4, 32_768));
+    let config = cairn_router::Config {
+        check_interval_ms: 1_000,
+        ..world.config()
+    };
+    let router = own.block_on(own.spawn(cairn_router::start(config))).unwrap().unwrap();
     world_runtime.block_on(world.caught_up(&router));
     let at = router.addr;
     for (bytes, stream, chunks) in [
@@ -93,6 +94,16 @@ fn cost_of_a_request() {
                 ask(1_000 + i).await;
             }
             let (used, took) = (cpu("rt-router") - before, started.elapsed());
+            let took_in = async |what: &str| {
+                let sum = metric(at, &format!("cairn_router_{what}_seconds_sum")).await;
+                let count = metric(at, &format!("cairn_router_{what}_seconds_count")).await;
+                (sum * 1e6 / count) as u64
+            };
+            println!(
+                "mean so far: {} us to tokens, {} us to sending on",
+                took_in("tokenize").await,
+                took_in("overhead").await
+            );
             println!(
                 "{bytes} bytes, stream {stream}, {chunks} chunks: {} us CPU a request, {} us a request in all",
                 used.as_micros() / N as u128,

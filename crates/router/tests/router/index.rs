@@ -38,6 +38,7 @@ pub struct Index {
     pub addr: SocketAddr,
     pub inner: Arc<Mutex<Inner>>,
     pub quorum_age_ms: Arc<std::sync::atomic::AtomicU64>,
+    pub max_model_len: std::sync::atomic::AtomicU32,
     pub follows: Arc<Mutex<Vec<v1::FollowRequest>>>,
     frames: broadcast::Sender<v1::FeedFrame>,
     end: watch::Sender<bool>,
@@ -186,6 +187,7 @@ impl Index {
         Self {
             addr,
             inner,
+            max_model_len: 4096.into(),
             quorum_age_ms,
             follows,
             frames,
@@ -230,7 +232,7 @@ impl Index {
                 name: POOL.into(),
                 models: vec!["m".into(), "alias/of-m".into()],
                 block_size: BlockSize::DEFAULT,
-                max_model_len: Some(4096),
+                max_model_len: Some(self.max_model_len.load(std::sync::atomic::Ordering::SeqCst)),
                 model_root: Some("cairn:embedded".into()),
             },
             worker: WorkerSpec {

@@ -19,7 +19,14 @@ pub struct World {
 
 impl World {
     pub async fn start(n: usize) -> Self {
+        Self::start_with(n, 4096).await
+    }
+
+    pub async fn start_with(n: usize, max_model_len: u32) -> Self {
         let index = Index::start().await;
+        index
+            .max_model_len
+            .store(max_model_len, std::sync::atomic::Ordering::SeqCst);
         let mut engines = Vec::new();
         let mut workers = Vec::new();
         for _ in 0..n {
