@@ -6,6 +6,8 @@ use crate::engine_model::{CpuTierConfig, Micros, ModelConfig, Timing, constants}
 
 /// Engines at most.
 pub const ENGINES_MAX: u32 = 4_096;
+/// vLLM's block size on GPUs, in tokens.
+const DEFAULT_BLOCK: u32 = 16;
 /// Routers at most.
 pub const ROUTERS_MAX: u32 = 64;
 
@@ -59,7 +61,7 @@ pub struct Options {
     pub engines: u32,
     /// KV tokens that each engine's GPU cache holds.
     pub capacity_tokens: u64,
-    /// Tokens in an engine block.
+    /// Tokens in an engine block; 0 takes the engine's default of 16, or for the reference model the trace's own size.
     pub block_size: u32,
     /// Which engine.
     pub model: Model,
@@ -84,7 +86,7 @@ impl Default for Options {
         Self {
             engines: 8,
             capacity_tokens: 3_000_000,
-            block_size: 16,
+            block_size: 0,
             model: Model::Default,
             timing: Timing::llama_70b_8gpu(),
             cpu: None,
@@ -121,15 +123,30 @@ impl Options {
         };
         check("engines", self.engines.into(), 1, ENGINES_MAX.into(), "1 to 4096")?;
         check("routers", self.routers.into(), 1, ROUTERS_MAX.into(), "1 to 64")?;
-        check("block_size", self.block_size.into(), 1, 4_096, "1 to 4096 tokens")?;
-        let most = u64::from(ModelConfig::BLOCKS_MAX - 1) * u64::from(self.block_size);
+        check("block_size", self.block_size.into(), 0, 4_096, "1 to 4096 tokens, or 0")?;
+        let least = u64::from(self.block_size.max(1));
+        let most = u64::from(ModelConfig::BLOCKS_MAX - 1) * least;
         check(
             "capacity_tokens",
             self.capacity_tokens,
-            self.block_size.into(),
+            least,
             most,
             "one block to 16 million blocks",
         )
+    }
+
+    /// These options with a block size, for a trace whose ids stand for `trace_block` tokens.
+    #[must_use]
+    pub fn with_block_size(&self, trace_block: u32) -> Self {
+        let block_size = match (self.block_size, self.model) {
+            (0, Model::Default) => DEFAULT_BLOCK,
+            (0, Model::Reference) => trace_block,
+            (given, _) => given,
+        };
+        Self {
+            block_size,
+            ..self.clone()
+        }
     }
 
     /// The engine core's shape; `longest` is the trace's longest prompt plus answer.

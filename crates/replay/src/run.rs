@@ -32,6 +32,8 @@ pub enum ReplayError {
 /// Replays a trace under every policy with every seed.
 pub fn replay(trace: &Trace, policies: &[PolicyConfig], seeds: u64, options: &Options) -> Result<Report, ReplayError> {
     options.validate()?;
+    let options = &options.with_block_size(trace.block);
+    options.validate()?;
     let oracle_hit = trace.oracle_hit();
     let mut runs = Vec::new();
     for policy in policies {

@@ -1,5 +1,5 @@
 //! The engine core against what real engines were seen to do, and against a naive block pool.
-#![allow(clippy::unwrap_used, missing_docs)]
+#![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -36,6 +36,8 @@ pub(super) struct Routers {
     overlaps: Vec<WorkerOverlap>,
     keys: Vec<BlockKey>,
     prefix: Vec<u8>,
+    /// Whether the policy looks at the prompt's text, which stands for four bytes a token here.
+    looks_at_prefix: bool,
     pub(super) predicted: u64,
     pub(super) overflow: u64,
 }
@@ -71,6 +73,7 @@ impl Routers {
             overlaps: Vec::new(),
             keys: Vec::new(),
             prefix: Vec::new(),
+            looks_at_prefix: matches!(policy, PolicyConfig::Prefix { .. } | PolicyConfig::Chwbl { .. }),
             predicted: 0,
             overflow: 0,
         })
@@ -224,12 +227,11 @@ impl Routers {
             self.keys.push(BlockKey(parent.0));
         }
         self.prefix.clear();
-        self.prefix.extend(
-            prompt
-                .iter()
-                .take(PREFIX_BYTES / 4)
-                .flat_map(|token| token.to_le_bytes()),
-        );
+        if self.looks_at_prefix {
+            for token in prompt.iter().take(PREFIX_BYTES / 4) {
+                self.prefix.extend_from_slice(&token.to_le_bytes());
+            }
+        }
         self.overlap(prompt.len() as u32, size as u32);
         let facts = RequestFacts {
             pool: POOL,

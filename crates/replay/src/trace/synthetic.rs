@@ -1,7 +1,5 @@
 //! Synthetic workloads, drawn from a seed: long shared contexts, short chats, retrieval, and the published 8,000-token one.
 
-use std::collections::HashMap;
-
 use super::{Row, Trace};
 use crate::engine_model::Micros;
 
@@ -59,27 +57,23 @@ fn zipf_table(count: usize, exponent: f64) -> Vec<f64> {
     weights.collect()
 }
 
-/// Gives ids in order of first appearance; a block is what its stream and position say.
-#[derive(Default)]
-struct Ids(HashMap<(u64, u64, u32), u64>);
-
-impl Ids {
-    /// Ids of a prompt made of segments (stream, tokens), full blocks only. A block that reaches into a segment belongs
-    /// to it and to the first segment.
-    fn of(&mut self, segments: &[(u64, u32)]) -> Vec<u64> {
-        let all: u32 = segments.iter().map(|(_, tokens)| tokens).sum();
-        let first = segments.first().map_or(0, |(stream, _)| *stream);
-        let (mut ids, mut end, mut at) = (Vec::new(), 0, 0);
-        for block in 0..all / BLOCK {
-            while end < (block + 1) * BLOCK {
-                end += segments[at].1;
-                at += 1;
-            }
-            let next = self.0.len() as u64;
-            ids.push(*self.0.entry((first, segments[at - 1].0, block)).or_insert(next));
+/// Ids of a prompt made of segments (stream, tokens), full blocks only.
+///
+/// A block belongs to the first segment and to the one that it ends in: equal ids mean an equal start. Ids are mixed,
+/// not numbered: 64 bits keep a million blocks apart.
+fn ids(segments: &[(u64, u32)]) -> Vec<u64> {
+    let all: u32 = segments.iter().map(|(_, tokens)| tokens).sum();
+    let first = segments.first().map_or(0, |(stream, _)| *stream);
+    let (mut ids, mut end, mut at) = (Vec::with_capacity((all / BLOCK) as usize), 0, 0);
+    for block in 0..all / BLOCK {
+        while end < (block + 1) * BLOCK {
+            end += segments[at].1;
+            at += 1;
         }
-        ids
+        let chain = Draw(first).next() ^ segments[at - 1].0;
+        ids.push(Draw(Draw(chain).next() ^ u64::from(block)).next());
     }
+    ids
 }
 
 /// Stream numbers of one kind don't meet those of another.
@@ -107,21 +101,21 @@ pub fn synthetic(name: &str, seed: u64) -> Option<Trace> {
 }
 
 fn long_context(seed: u64, prefixes: usize, rate: f64, seconds: f64, prefix: u32) -> Vec<Row> {
-    let (mut draw, mut ids, mut rows) = (Draw(seed), Ids::default(), Vec::new());
+    let (mut draw, mut rows) = (Draw(seed), Vec::new());
     let popularity = zipf_table(prefixes, 0.0);
     let mut at = draw.exponential(1.0 / rate);
     while at < seconds {
         let which = draw.zipf(&popularity);
         let (question, output) = (draw.integer(64, 512), draw.integer(128, 384));
         let segments = [(stream(1, which), prefix), (stream(2, rows.len()), question)];
-        rows.push(row(at, output, &segments, &mut ids, format!("p{which}")));
+        rows.push(row(at, output, &segments, format!("p{which}")));
         at += draw.exponential(1.0 / rate);
     }
     rows
 }
 
 fn rag(seed: u64) -> Vec<Row> {
-    let (mut draw, mut ids, mut rows) = (Draw(seed), Ids::default(), Vec::new());
+    let (mut draw, mut rows) = (Draw(seed), Vec::new());
     let popularity = zipf_table(400, 0.9);
     let lengths: Vec<u32> = (0..400).map(|_| draw.lognormal(8.6, 0.6, 512.0, 32_000.0)).collect();
     let mut at = draw.exponential(0.25);
@@ -133,14 +127,14 @@ fn rag(seed: u64) -> Vec<Row> {
             (stream(2, document), lengths[document]),
             (stream(3, rows.len()), question),
         ];
-        rows.push(row(at, output, &segments, &mut ids, format!("d{document}")));
+        rows.push(row(at, output, &segments, format!("d{document}")));
         at += draw.exponential(0.25);
     }
     rows
 }
 
 fn chat(seed: u64) -> Vec<Row> {
-    let (mut draw, mut ids, mut rows) = (Draw(seed), Ids::default(), Vec::new());
+    let (mut draw, mut rows) = (Draw(seed), Vec::new());
     let mut start = draw.exponential(0.5);
     let mut session = 0;
     while start < 3_600.0 {
@@ -155,13 +149,7 @@ fn chat(seed: u64) -> Vec<Row> {
                 break;
             }
             if at < 3_600.0 {
-                rows.push(row(
-                    at,
-                    output,
-                    &[(stream(1, session), length)],
-                    &mut ids,
-                    session.to_string(),
-                ));
+                rows.push(row(at, output, &[(stream(1, session), length)], session.to_string()));
             }
             length += output + 5;
             at += 0.02 * f64::from(output) + draw.exponential(25.0);
@@ -171,12 +159,12 @@ fn chat(seed: u64) -> Vec<Row> {
     rows
 }
 
-fn row(at: f64, output: u32, segments: &[(u64, u32)], ids: &mut Ids, session: String) -> Row {
+fn row(at: f64, output: u32, segments: &[(u64, u32)], session: String) -> Row {
     Row {
         at: Micros((at * 1e3) as u64 * 1_000),
         input: segments.iter().map(|(_, tokens)| tokens).sum(),
         output,
-        blocks: ids.of(segments),
+        blocks: ids(segments),
         session: Some(session),
     }
 }
