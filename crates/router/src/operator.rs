@@ -187,6 +187,7 @@ async fn explain(
 
 /// The policy that the operator wants to see decide.
 fn wanted_policy(query: &str) -> Result<Option<String>, ApiError> {
+    let mut wanted = None;
     for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
         if key != "policy" {
             return Err(ApiError::invalid(
@@ -196,9 +197,9 @@ fn wanted_policy(query: &str) -> Result<Option<String>, ApiError> {
         }
         let policy = cairn_routing::PolicyConfig::by_name(&value);
         let policy = policy.map_err(|error| ApiError::invalid("unknown_policy", error.to_string()))?;
-        return Ok(Some(policy.name().to_string()));
+        wanted = Some(policy.name().to_string());
     }
-    Ok(None)
+    Ok(wanted)
 }
 
 /// Says for each candidate without credit why that is.

@@ -108,7 +108,9 @@ async fn no_secret_or_text_of_a_request_reaches_logs_metrics_or_records() {
     }
     let logs = String::from_utf8_lossy(&LOGS.lock()).into_owned();
     assert!(logs.contains("gateway.request"), "the test sees the router's own spans");
-    for line in logs.lines().filter(|line| line.contains(canary)) {
-        panic!("a log line tells a secret: {}", line.replace(canary, "<canary>"));
-    }
+    let told = logs
+        .lines()
+        .find(|line| line.contains(canary))
+        .map(|line| line.replace(canary, "<canary>"));
+    assert_eq!(told, None, "a log line tells a secret");
 }
