@@ -72,6 +72,11 @@ impl FeedLog {
         self.applied.subscribe()
     }
 
+    /// Last applied entry.
+    pub(crate) fn applied(&self) -> u64 {
+        *self.applied.borrow()
+    }
+
     /// Counts replacements of the state; a follower from before one is cut.
     pub(crate) fn epoch(&self) -> u64 {
         self.ring.lock().epoch

@@ -9,6 +9,7 @@
 )]
 
 mod batcher;
+pub mod bench;
 mod bootstrap;
 mod config;
 mod feed_log;

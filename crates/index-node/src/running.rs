@@ -1,7 +1,7 @@
 //! Starting and stopping an index node.
 
-use std::pin::Pin;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -300,6 +300,10 @@ impl Running {
         if tokio::time::timeout(STOP_PATIENCE, &mut self.server).await.is_err() {
             self.server.abort();
         }
-        self.node.consensus.shutdown().await;
+        let consensus = self.node.consensus.clone();
+        drop(self);
+        if !consensus.close().await {
+            tracing::warn!("something still holds the store; its directory is free once this process ends");
+        }
     }
 }

@@ -38,6 +38,8 @@ pub use view::{MemberView, NodeView, ViewCursor};
 pub(crate) const PAYLOAD_ENTRIES_MAX: u64 = 256;
 /// A snapshot must have arrived within this.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long closing waits for other handles.
+pub const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// The one data group there is today.
 const GROUP: u32 = 0;
 
@@ -238,6 +240,7 @@ impl Consensus {
             contact,
         });
         tokio::spawn(contact::watch_leader(inner.raft.metrics(), inner.contact.clone()));
+        tokio::spawn(contact::tick(Arc::downgrade(&inner.contact)));
         tokio::spawn(retention::run(options.retention, Arc::downgrade(&inner)));
         Ok(Self { inner })
     }
@@ -325,6 +328,23 @@ impl Consensus {
         if let Err(error) = self.inner.raft.shutdown().await {
             tracing::warn!(%error, "the consensus core ended badly");
         }
+    }
+
+    /// Like [`Consensus::shutdown`], and waits until every other handle is gone and the directory is free again.
+    ///
+    /// Returns whether it is; it gives up after [`CLOSE_PATIENCE`].
+    pub async fn close(self) -> bool {
+        self.shutdown().await;
+        let (inner, log) = (Arc::downgrade(&self.inner), self.inner.log.downgrade());
+        drop(self);
+        let begun = std::time::Instant::now();
+        while inner.strong_count() > 0 || log.strong_count() > 0 {
+            if begun.elapsed() > CLOSE_PATIENCE {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        true
     }
 }
 

@@ -18,8 +18,8 @@ mod types;
 mod wire;
 
 pub use consensus::{
-    ChangeError, Committed, Consensus, MemberView, NodeView, OpenError, Options, Pending, ProposeError, ReceiveError,
-    Retention, ViewCursor, recover_alone,
+    CLOSE_PATIENCE, ChangeError, Committed, Consensus, MemberView, NodeView, OpenError, Options, Pending, ProposeError,
+    ReceiveError, Retention, ViewCursor, recover_alone,
 };
 pub use directory::{DataDir, DirectoryError, Identity};
 pub use engine::{Done, EngineError, LogEngine, Record, SledEngine, VALUE_BYTES_MAX};

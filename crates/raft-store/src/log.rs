@@ -30,7 +30,7 @@ pub struct LogStore {
     shared: Arc<Shared>,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     engine: Arc<dyn LogEngine>,
     tail: Mutex<Tail>,
     appended: AtomicU64,
@@ -126,6 +126,11 @@ impl LogStore {
                 appended: AtomicU64::new(0),
             }),
         }
+    }
+
+    /// Tells when the last handle is gone.
+    pub(crate) fn downgrade(&self) -> std::sync::Weak<Shared> {
+        Arc::downgrade(&self.shared)
     }
 
     /// Bytes appended since the start, for the snapshot schedule.

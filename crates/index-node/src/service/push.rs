@@ -63,7 +63,7 @@ async fn read(
             Metrics::count(&node.metrics.refused, "push_invalid");
             return Err(error.into());
         }
-        let applied = node.consensus.view().applied;
+        let applied = node.feed.applied();
         for answer in renew(&node, &message.renew) {
             if answers.send(Outcome::Answered(answer, applied)).await.is_err() {
                 return Ok(());

@@ -91,12 +91,10 @@ impl Push {
 /// One source and the truth about what it sent.
 pub struct Agent {
     pub addresses: Vec<String>,
-    pub spec: v1::SourceSpec,
     pub source: u32,
     pub incarnation: u64,
     pub holder: u32,
     pub worker: u32,
-    pub seed: u64,
     /// Last acknowledged batch.
     pub acked: u64,
     turn: usize,
@@ -115,6 +113,7 @@ impl Agent {
     pub async fn register(addresses: Vec<String>, name: &str) -> Self {
         let spec = spec(name, name);
         let answer = register(&addresses, &spec, 0).await;
+        assert!(answer.lease_ms > 0);
         let RegisterOutcome::Registered {
             source,
             incarnation,
@@ -127,12 +126,10 @@ impl Agent {
         };
         Self {
             addresses,
-            spec,
             source: source.0,
             incarnation: incarnation.0,
             holder: holders[0].0,
             worker: worker.0,
-            seed: answer.seed.0,
             acked: 0,
             turn: 0,
         }

@@ -62,7 +62,7 @@ impl ChildNode {
             .args(["--exact", "child::child_node", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, &self.path)
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         self.process = Some(child);
@@ -83,13 +83,6 @@ impl ChildNode {
     pub fn signal(&self, signal: &str) {
         let id = self.process.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
-    }
-
-    /// Waits until the process ends by itself and returns what it said.
-    pub fn last_words(&mut self) -> String {
-        let process = self.process.take().unwrap();
-        let output = process.wait_with_output().unwrap();
-        String::from_utf8_lossy(&output.stderr).into_owned()
     }
 
     pub async fn status(&self) -> Option<v1::StatusReply> {
