@@ -1,8 +1,8 @@
 //! The operators' commands: they ask a running cluster over its own RPC and print what it says.
 
+pub mod ask_http;
 pub mod drain;
 pub mod explain;
-pub mod ask_http;
 pub mod members;
 pub mod policy;
 pub mod status;
@@ -22,7 +22,13 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Args, Clone, Debug)]
 pub struct IndexAccess {
     /// Address of any index node; repeat to name more that may answer instead.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8100", env = "CAIRN_INDEX", value_delimiter = ',')]
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:8100",
+        env = "CAIRN_INDEX",
+        value_delimiter = ','
+    )]
     index: Vec<String>,
     /// File with the cluster token.
     #[arg(long, value_name = "FILE", env = "CAIRN_CLUSTER_TOKEN_FILE")]
@@ -46,11 +52,16 @@ impl IndexAccess {
         let credentials = security.load().context("reading the cluster token and certificates")?;
         let mut last = anyhow::anyhow!("no index node was named; use --index HOST:PORT");
         for address in &self.index {
-            let channel = credentials.client_channel(address).with_context(|| format!("index node {address}"))?;
+            let channel = credentials
+                .client_channel(address)
+                .with_context(|| format!("index node {address}"))?;
             match tokio::time::timeout(ANSWER_TIMEOUT, call(AdminClient::new(channel))).await {
                 Ok(Ok(reply)) => return Ok(reply.into_inner()),
                 Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
-                    last = anyhow::anyhow!("index node {address} can't be reached ({}); name another with --index", status.message());
+                    last = anyhow::anyhow!(
+                        "index node {address} can't be reached ({}); name another with --index",
+                        status.message()
+                    );
                 }
                 Ok(Err(status)) => anyhow::bail!("index node {address} refused: {}", status.message()),
                 Err(_) => last = anyhow::anyhow!("index node {address} did not answer within {ANSWER_TIMEOUT:?}"),
@@ -62,6 +73,9 @@ impl IndexAccess {
 
 /// Runs one operator's command.
 pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     runtime.block_on(work)
 }

@@ -78,7 +78,9 @@ pub fn run<R: Role>(args: RoleArgs) -> anyhow::Result<()> {
         output::line(R::commented_default().trim_end());
         return Ok(());
     }
-    let Some(path) = &args.config else { bail!("give --config FILE; --print-config shows what belongs in it") };
+    let Some(path) = &args.config else {
+        bail!("give --config FILE; --print-config shows what belongs in it")
+    };
     let mut config: R::Config = read_config::<R>(path)?;
     if let Some(file) = &args.cluster_token {
         R::set_token(&mut config, file.clone());
@@ -97,13 +99,21 @@ fn read_config<R: Role>(path: &PathBuf) -> anyhow::Result<R::Config> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("reading the configuration {}", path.display()))?;
     toml::from_str(&text).with_context(|| {
-        format!("the configuration {} is not valid; `cairn {} --print-config` shows every field", path.display(), R::NAME)
+        format!(
+            "the configuration {} is not valid; `cairn {} --print-config` shows every field",
+            path.display(),
+            R::NAME
+        )
     })
 }
 
 async fn serve<R: Role>(config: R::Config, args: &RoleArgs) -> anyhow::Result<()> {
     let mut ends = Ends::listen(args.end_with_stdin).context("listening for signals")?;
-    let telemetry = cairn_telemetry::init(&format!("cairn-{}", R::NAME), &R::instance(&config), R::telemetry(&config))?;
+    let telemetry = cairn_telemetry::init(
+        &format!("cairn-{}", R::NAME),
+        &R::instance(&config),
+        R::telemetry(&config),
+    )?;
     let mut running = tokio::select! {
         started = R::start(config) => started?,
         signal = ends.next() => bail!("{signal} came before the {} was ready", R::NAME),

@@ -25,7 +25,11 @@ impl Ends {
             });
             gone
         });
-        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())?, parent })
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            parent,
+        })
     }
 
     /// Resolves at the next request, naming it.

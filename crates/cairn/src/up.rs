@@ -60,12 +60,19 @@ pub struct UpArgs {
 
 impl UpArgs {
     fn engine_source(&self) -> EngineSource {
-        if self.engine.is_empty() { EngineSource::Simulated(self.engines) } else { EngineSource::Urls(self.engine.clone()) }
+        if self.engine.is_empty() {
+            EngineSource::Simulated(self.engines)
+        } else {
+            EngineSource::Urls(self.engine.clone())
+        }
     }
 }
 
 fn parse_simulated(text: &str) -> Result<u32, String> {
-    let count = text.strip_prefix("sim:").and_then(|n| u32::from_str(n).ok()).filter(|n| (1..=64).contains(n));
+    let count = text
+        .strip_prefix("sim:")
+        .and_then(|n| u32::from_str(n).ok())
+        .filter(|n| (1..=64).contains(n));
     count.ok_or_else(|| format!("`{text}` is not sim:N with N from 1 to 64; for engines of your own use --engine URL"))
 }
 
@@ -80,7 +87,10 @@ fn parse_index_nodes(text: &str) -> Result<u32, String> {
 
 /// Brings the cluster up, waits until it is asked to end, and takes it down.
 pub fn run(args: UpArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     runtime.block_on(async {
         let plan = plan::Plan::new(&args)?;
         let json = args.json;

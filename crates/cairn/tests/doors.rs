@@ -59,18 +59,33 @@ fn no_role_listens_beyond_loopback_without_token_and_tls() {
 
 #[test]
 fn a_missing_configuration_is_named() {
-    says(&refusal(&["index", "--config", "/nonexistent/cairn.toml"]), &["/nonexistent/cairn.toml"]);
+    says(
+        &refusal(&["index", "--config", "/nonexistent/cairn.toml"]),
+        &["/nonexistent/cairn.toml"],
+    );
     says(&refusal(&["up", "--engines", "four"]), &["sim:N", "--engine URL"]);
-    says(&refusal(&["up", "--engine", "not a url", "--port", "0"]), &["not a url", "http://host:port"]);
+    says(
+        &refusal(&["up", "--engine", "not a url", "--port", "0"]),
+        &["not a url", "http://host:port"],
+    );
     says(&refusal(&["up", "--index-nodes", "2"]), &["majority"]);
-    says(&refusal(&["status", "--index", "127.0.0.1:1"]), &["127.0.0.1:1", "--index"]);
-    says(&refusal(&["explain", "--router", "http://127.0.0.1:1", "--last"]), &["127.0.0.1:1"]);
+    says(
+        &refusal(&["status", "--index", "127.0.0.1:1"]),
+        &["127.0.0.1:1", "--index"],
+    );
+    says(
+        &refusal(&["explain", "--router", "http://127.0.0.1:1", "--last"]),
+        &["127.0.0.1:1"],
+    );
 }
 
 #[test]
 fn every_printed_configuration_is_accepted_by_its_role() {
     for role in ["index", "agent", "router", "engine"] {
-        let output = std::process::Command::new(CAIRN).args([role, "--print-config"]).output().unwrap();
+        let output = std::process::Command::new(CAIRN)
+            .args([role, "--print-config"])
+            .output()
+            .unwrap();
         assert!(output.status.success());
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains('#') && text.contains('='), "{role}: {text}");
@@ -84,20 +99,44 @@ fn a_taken_port_is_named_with_the_remedy() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     says(&refusal(&["up", "--port", &port]), &[&port, "--port"]);
-    refused("router", &format!("listen = \"127.0.0.1:{port}\"\n"), &[&port, "in use"]);
+    refused(
+        "router",
+        &format!("listen = \"127.0.0.1:{port}\"\n"),
+        &[&port, "in use"],
+    );
 }
 
 #[test]
 fn the_data_of_another_cluster_or_node_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (port, other) = (free_port(), free_port());
-    let node = RoleProcess::start(folder.path(), "first", "index", &index_config(folder.path(), "one", 1, port));
+    let node = RoleProcess::start(
+        folder.path(),
+        "first",
+        "index",
+        &index_config(folder.path(), "one", 1, port),
+    );
     assert!(node.end().success());
-    let said = RoleProcess::try_start(folder.path(), "second", "index", &index_config(folder.path(), "two", 1, other));
+    let said = RoleProcess::try_start(
+        folder.path(),
+        "second",
+        "index",
+        &index_config(folder.path(), "two", 1, other),
+    );
     says(&said.err().unwrap(), &["one", "two"]);
-    let said = RoleProcess::try_start(folder.path(), "third", "index", &index_config(folder.path(), "one", 9, other));
+    let said = RoleProcess::try_start(
+        folder.path(),
+        "third",
+        "index",
+        &index_config(folder.path(), "one", 9, other),
+    );
     says(&said.err().unwrap(), &["9", "1"]);
-    let again = RoleProcess::start(folder.path(), "fourth", "index", &index_config(folder.path(), "one", 1, port));
+    let again = RoleProcess::start(
+        folder.path(),
+        "fourth",
+        "index",
+        &index_config(folder.path(), "one", 1, port),
+    );
     assert!(again.end().success(), "its own cluster still opens it");
 }
 
@@ -105,14 +144,32 @@ fn the_data_of_another_cluster_or_node_are_refused() {
 fn a_locked_or_unusable_data_directory_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (port, other) = (free_port(), free_port());
-    let node = RoleProcess::start(folder.path(), "first", "index", &index_config(folder.path(), "one", 1, port));
-    let said = RoleProcess::try_start(folder.path(), "second", "index", &index_config(folder.path(), "one", 1, other));
+    let node = RoleProcess::start(
+        folder.path(),
+        "first",
+        "index",
+        &index_config(folder.path(), "one", 1, port),
+    );
+    let said = RoleProcess::try_start(
+        folder.path(),
+        "second",
+        "index",
+        &index_config(folder.path(), "one", 1, other),
+    );
     says(&said.err().unwrap(), &["data"]);
     assert!(node.end().success());
     let file = folder.path().join("a-file");
     std::fs::write(&file, "not a directory").unwrap();
-    let config = format!("listen = \"127.0.0.1:{other}\"\ndata_dir = \"{}\"\n", file.join("data").display());
-    says(&RoleProcess::try_start(folder.path(), "third", "index", &config).err().unwrap(), &["a-file"]);
+    let config = format!(
+        "listen = \"127.0.0.1:{other}\"\ndata_dir = \"{}\"\n",
+        file.join("data").display()
+    );
+    says(
+        &RoleProcess::try_start(folder.path(), "third", "index", &config)
+            .err()
+            .unwrap(),
+        &["a-file"],
+    );
 }
 
 #[test]
@@ -131,10 +188,20 @@ fn tokens_are_asked_for_where_a_role_has_one() {
     let said = refusal(&["status", "--index", &address]);
     says(&said, &["token"]);
     let status = eventually("the status with the token", std::time::Duration::from_secs(10), || {
-        let status = ask(&["status", "--json", "--index", &address, "--cluster-token", token.to_str().unwrap()]);
+        let status = ask(&[
+            "status",
+            "--json",
+            "--index",
+            &address,
+            "--cluster-token",
+            token.to_str().unwrap(),
+        ]);
         (status["leader"] == 1).then_some(status)
     });
     assert_eq!(status["cluster"], "one");
-    assert!(!std::fs::read_to_string(&node.log).unwrap().contains("a-cluster-token"), "the token is in no log");
+    assert!(
+        !std::fs::read_to_string(&node.log).unwrap().contains("a-cluster-token"),
+        "the token is in no log"
+    );
     assert!(node.end().success());
 }

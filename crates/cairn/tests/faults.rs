@@ -3,9 +3,9 @@
 //! `CAIRN_SOAK=1` runs the full lengths.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod support;
 #[path = "support/load.rs"]
 mod load;
+mod support;
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,11 @@ fn soak() -> bool {
 }
 
 fn pause_for_load() -> Duration {
-    if soak() { Duration::from_secs(15) } else { Duration::from_secs(3) }
+    if soak() {
+        Duration::from_secs(15)
+    } else {
+        Duration::from_secs(3)
+    }
 }
 
 /// Lets the load go on for a while, and makes sure that it does.
@@ -40,15 +44,21 @@ fn leader(cluster: &Cluster) -> u64 {
 
 /// All members agree: one applied index, one digest.
 fn digests_agree(cluster: &Cluster) -> Value {
-    eventually("all members have one digest at one applied index", Duration::from_secs(30), || {
-        let status = std::panic::catch_unwind(|| cluster.status()).ok()?;
-        let members = status["members"].as_array()?;
-        let first = &members[0];
-        let same = members.iter().all(|m| {
-            m["role"] != "unreachable" && m["digest"] == first["digest"] && m["applied_index"] == first["applied_index"]
-        });
-        (same && members.len() == 3).then_some(status.clone())
-    })
+    eventually(
+        "all members have one digest at one applied index",
+        Duration::from_secs(30),
+        || {
+            let status = std::panic::catch_unwind(|| cluster.status()).ok()?;
+            let members = status["members"].as_array()?;
+            let first = &members[0];
+            let same = members.iter().all(|m| {
+                m["role"] != "unreachable"
+                    && m["digest"] == first["digest"]
+                    && m["applied_index"] == first["applied_index"]
+            });
+            (same && members.len() == 3).then_some(status.clone())
+        },
+    )
 }
 
 fn all_exact(cluster: &Cluster, within: Duration) {
@@ -65,9 +75,26 @@ fn credits(router: &str) -> Vec<u64> {
     let file = folder.path().join("body.json");
     (0..STARTS)
         .map(|s| {
-            std::fs::write(&file, chat(&prose(s + 1_000, 320), "what would be reused", false).to_string()).unwrap();
-            let decision = ask(&["explain", "--router", router, "--json", "--body", file.to_str().unwrap()]);
-            decision["candidates"].as_array().unwrap().iter().filter_map(|c| c["gpu_tokens"].as_u64()).max().unwrap_or(0)
+            std::fs::write(
+                &file,
+                chat(&prose(s + 1_000, 320), "what would be reused", false).to_string(),
+            )
+            .unwrap();
+            let decision = ask(&[
+                "explain",
+                "--router",
+                router,
+                "--json",
+                "--body",
+                file.to_str().unwrap(),
+            ]);
+            decision["candidates"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter_map(|c| c["gpu_tokens"].as_u64())
+                .max()
+                .unwrap_or(0)
         })
         .collect()
 }
@@ -99,7 +126,13 @@ fn requests_survive_the_death_of_every_kind_of_process() {
     all_exact(&cluster, Duration::from_secs(60));
 
     let tally = load.end();
-    assert!(tally.failures.is_empty(), "{} of {} failed: {:?}", tally.failures.len(), tally.sent, &tally.failures[..tally.failures.len().min(5)]);
+    assert!(
+        tally.failures.is_empty(),
+        "{} of {} failed: {:?}",
+        tally.failures.len(),
+        tally.sent,
+        &tally.failures[..tally.failures.len().min(5)]
+    );
     digests_agree(&cluster);
     cluster.end();
 }
@@ -108,7 +141,11 @@ fn requests_survive_the_death_of_every_kind_of_process() {
 fn digests_agree_later(cluster: &Cluster) {
     eventually("three members are reachable", Duration::from_secs(30), || {
         let status = std::panic::catch_unwind(|| cluster.status()).ok()?;
-        status["members"].as_array()?.iter().all(|m| m["role"] != "unreachable").then_some(())
+        status["members"]
+            .as_array()?
+            .iter()
+            .all(|m| m["role"] != "unreachable")
+            .then_some(())
     });
 }
 
@@ -130,17 +167,26 @@ fn crash_current(cluster: &Cluster, name: &str) {
 fn a_restarted_router_decides_exactly_again_without_any_engine_resending() {
     let cluster = Cluster::up(&["--sim-speed", "0"]);
     for s in 0..STARTS {
-        let (status, answer) = post(&format!("{}/v1/chat/completions", cluster.router(0)), &chat(&prose(s + 1_000, 320), "first", false));
+        let (status, answer) = post(
+            &format!("{}/v1/chat/completions", cluster.router(0)),
+            &chat(&prose(s + 1_000, 320), "first", false),
+        );
         assert_eq!(status, 200, "{answer}");
     }
     let before = eventually("all starts are credited", Duration::from_secs(10), || {
         let credits = credits(&cluster.router(0));
         credits.iter().all(|c| *c > 0).then_some(credits)
     });
-    let sent: Vec<String> = (0..4).map(|e| get(&format!("{}/sim/state", cluster.engine(e))).1).collect();
+    let sent: Vec<String> = (0..4)
+        .map(|e| get(&format!("{}/sim/state", cluster.engine(e))).1)
+        .collect();
     crash_current(&cluster, "router-1");
     eventually("the router answers again", Duration::from_secs(10), || {
-        support::agent().get(format!("{}/ready", cluster.router(0))).call().ok().filter(|r| r.status() == 200)
+        support::agent()
+            .get(format!("{}/ready", cluster.router(0)))
+            .call()
+            .ok()
+            .filter(|r| r.status() == 200)
     });
     let ready = Instant::now();
     let after = eventually("it credits what it credited before", Duration::from_secs(2), || {
@@ -148,7 +194,9 @@ fn a_restarted_router_decides_exactly_again_without_any_engine_resending() {
         (now == before).then_some(now)
     });
     assert_eq!(after, before, "after {:?}", ready.elapsed());
-    let now: Vec<String> = (0..4).map(|e| get(&format!("{}/sim/state", cluster.engine(e))).1).collect();
+    let now: Vec<String> = (0..4)
+        .map(|e| get(&format!("{}/sim/state", cluster.engine(e))).1)
+        .collect();
     assert_eq!(seqs(&sent), seqs(&now), "no engine published anything meanwhile");
     cluster.end();
 }
@@ -160,7 +208,10 @@ fn seqs(states: &[String]) -> Vec<Value> {
 
 /// Makes an engine publish `batches` event batches that nobody hears.
 fn lose_batches(engine: &str, batches: u64, from_replay: bool) {
-    let (status, said) = post(&format!("{engine}/sim/drop_events"), &json!({"batches": batches, "from_replay": from_replay}));
+    let (status, said) = post(
+        &format!("{engine}/sim/drop_events"),
+        &json!({"batches": batches, "from_replay": from_replay}),
+    );
     assert_eq!(status, 200, "{said}");
     let mut n = 0u64;
     eventually("the batches are lost", Duration::from_secs(600), || {
@@ -171,7 +222,9 @@ fn lose_batches(engine: &str, batches: u64, from_replay: bool) {
                 std::thread::spawn(move || {
                     let agent = support::agent();
                     for i in from..from + 64 {
-                        let tokens: Vec<u64> = (0..33).map(|t| (i * 7_919 + t * 104_729 + t * t * i) % 3_900 + 10).collect();
+                        let tokens: Vec<u64> = (0..33)
+                            .map(|t| (i * 7_919 + t * 104_729 + t * t * i) % 3_900 + 10)
+                            .collect();
                         let body = json!({"model": "cairn-demo", "prompt": tokens, "max_tokens": 1});
                         let mut answer = agent.post(&url).send_json(&body).unwrap();
                         assert_eq!(answer.status(), 200);
@@ -209,14 +262,22 @@ fn lost_event_batches_are_replayed_or_said_and_then_it_is_exact_again() {
     let after = audit(&cluster);
     let (predicted, cached) = (after.0 - before.0, after.1 - before.1);
     assert!(cached > 0.0, "nothing was reused");
-    assert!(predicted <= cached * 1.01, "predicted {predicted} tokens, engines reused {cached}");
+    assert!(
+        predicted <= cached * 1.01,
+        "predicted {predicted} tokens, engines reused {cached}"
+    );
     digests_agree(&cluster);
     cluster.end();
 }
 
 /// Predicted and really cached tokens over both routers.
 fn audit(cluster: &Cluster) -> (f64, f64) {
-    let pages: Vec<String> = (0..2).map(|r| get(&format!("{}/metrics", cluster.router(r))).1).collect();
+    let pages: Vec<String> = (0..2)
+        .map(|r| get(&format!("{}/metrics", cluster.router(r))).1)
+        .collect();
     let sum = |name: &str| pages.iter().map(|p| metric(p, name)).sum();
-    (sum("cairn_router_predicted_tokens_total"), sum("cairn_router_cached_tokens_total"))
+    (
+        sum("cairn_router_predicted_tokens_total"),
+        sum("cairn_router_cached_tokens_total"),
+    )
 }

@@ -11,7 +11,11 @@ use support::{Cluster, chat, eventually, get, post, prose, stream};
 #[test]
 fn the_first_command_answers_and_reuses_a_shared_start() {
     let cluster = Cluster::up(&[]);
-    assert!(cluster.up_after < Duration::from_secs(30), "up after {:?}", cluster.up_after);
+    assert!(
+        cluster.up_after < Duration::from_secs(30),
+        "up after {:?}",
+        cluster.up_after
+    );
     let chat_url = format!("{}/v1/chat/completions", cluster.router(0));
     let start = prose(1, 2_600);
 
@@ -24,7 +28,14 @@ fn the_first_command_answers_and_reuses_a_shared_start() {
     let body = chat(&start, "two", false);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), body.to_string()).unwrap();
-    let explain = ["explain", "--router", &cluster.router(1), "--json", "--body", file.path().to_str().unwrap()];
+    let explain = [
+        "explain",
+        "--router",
+        &cluster.router(1),
+        "--json",
+        "--body",
+        file.path().to_str().unwrap(),
+    ];
     let explained = eventually("the other router sees the blocks", Duration::from_secs(5), || {
         let decision = support::ask(&explain);
         credited(&decision).is_some().then_some(decision)
@@ -37,13 +48,26 @@ fn the_first_command_answers_and_reuses_a_shared_start() {
         assert!(!explained[key].is_null(), "{key} is missing: {explained}");
     }
     for candidate in explained["candidates"].as_array().unwrap() {
-        for key in ["worker", "eligible", "why_not", "gpu_tokens", "cpu_tokens", "shared_tokens", "queue_ms", "prefill_ms", "fetch_ms", "cost_ms"] {
+        for key in [
+            "worker",
+            "eligible",
+            "why_not",
+            "gpu_tokens",
+            "cpu_tokens",
+            "shared_tokens",
+            "queue_ms",
+            "prefill_ms",
+            "fetch_ms",
+            "cost_ms",
+        ] {
             assert!(candidate.get(key).is_some(), "{key} is missing: {candidate}");
         }
     }
 
     let (_, second) = post(&chat_url, &body);
-    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+    let cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+        .as_u64()
+        .unwrap_or(0);
     assert!(cached >= 4_000 - 64, "only {cached} tokens were cached: {second}");
     let last = support::ask(&["explain", "--router", &cluster.router(0), "--last", "--json"]);
     assert_eq!(last["chosen"], holder, "{last}");
@@ -66,7 +90,9 @@ fn the_first_command_answers_and_reuses_a_shared_start() {
 /// The worker with the most GPU tokens, if any has some.
 fn credited(decision: &Value) -> Option<(Value, u64)> {
     let candidates = decision["candidates"].as_array()?;
-    let best = candidates.iter().max_by_key(|c| c["gpu_tokens"].as_u64().unwrap_or(0))?;
+    let best = candidates
+        .iter()
+        .max_by_key(|c| c["gpu_tokens"].as_u64().unwrap_or(0))?;
     let tokens = best["gpu_tokens"].as_u64()?;
     (tokens > 0).then(|| (best["worker"].clone(), tokens))
 }

@@ -1,9 +1,9 @@
 //! One trace per request, from the client's `traceparent` through router and engine, and from agent batch to Raft apply.
 #![allow(missing_docs, clippy::unwrap_used)]
 
-mod support;
 #[path = "support/otlp.rs"]
 mod otlp;
+mod support;
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -28,7 +28,11 @@ fn a_request_is_one_trace_below_the_callers_span() {
     let receiver = Receiver::start();
     let cluster = Cluster::up(&["--otlp", &receiver.endpoint, "--engines", "sim:2"]);
     let secret = "canary-5f1d-prompt";
-    ask(&cluster, Some(&format!("00-{TRACE}-{CALLER}-01")), &chat(&format!("{secret} {}", prose(3, 400)), "hello", false));
+    ask(
+        &cluster,
+        Some(&format!("00-{TRACE}-{CALLER}-01")),
+        &chat(&format!("{secret} {}", prose(3, 400)), "hello", false),
+    );
     let wanted = ["gateway.request", "tokenize", "overlap", "choose", "forward"];
     let spans = eventually("the request's spans arrive", Duration::from_secs(10), || {
         let spans = receiver.spans(Some(TRACE));
@@ -43,7 +47,11 @@ fn a_request_is_one_trace_below_the_callers_span() {
     assert_eq!(one("gateway.request").parent(), CALLER);
     let forward = one("forward").id();
     let engine = spans.iter().find(|s| s.service == "cairn-engine").unwrap();
-    assert_eq!(engine.parent(), forward, "the engine's span joins below the router's call");
+    assert_eq!(
+        engine.parent(),
+        forward,
+        "the engine's span joins below the router's call"
+    );
     let candidates = &one("choose").span.events;
     assert!(candidates.len() >= 2, "the candidates are events: {candidates:?}");
     let everything = format!("{:?}", receiver.spans(None));
@@ -54,9 +62,22 @@ fn a_request_is_one_trace_below_the_callers_span() {
 #[test]
 fn an_unsampled_caller_is_honoured_and_a_malformed_one_gets_a_new_trace() {
     let receiver = Receiver::start();
-    let cluster = Cluster::up(&["--otlp", &receiver.endpoint, "--engines", "sim:1", "--index-nodes", "1", "--routers", "1"]);
+    let cluster = Cluster::up(&[
+        "--otlp",
+        &receiver.endpoint,
+        "--engines",
+        "sim:1",
+        "--index-nodes",
+        "1",
+        "--routers",
+        "1",
+    ]);
     let unsampled = "4bf92f3577b34da6a3ce929d0e0e4737";
-    ask(&cluster, Some(&format!("00-{unsampled}-{CALLER}-00")), &chat("unsampled", "one", false));
+    ask(
+        &cluster,
+        Some(&format!("00-{unsampled}-{CALLER}-00")),
+        &chat("unsampled", "one", false),
+    );
     ask(&cluster, Some("00-nonsense"), &chat("malformed", "two", false));
     let roots = eventually("the malformed one's trace arrives", Duration::from_secs(10), || {
         let all = receiver.spans(None);
@@ -65,19 +86,33 @@ fn an_unsampled_caller_is_honoured_and_a_malformed_one_gets_a_new_trace() {
     });
     assert_eq!(roots.len(), 1);
     assert_eq!(roots[0].parent(), "");
-    assert!(receiver.spans(Some(unsampled)).is_empty(), "the caller asked not to be recorded");
+    assert!(
+        receiver.spans(Some(unsampled)).is_empty(),
+        "the caller asked not to be recorded"
+    );
     cluster.end();
 }
 
 #[test]
 fn raft_applies_link_to_the_agents_batches() {
     let receiver = Receiver::start();
-    let cluster = Cluster::up(&["--otlp", &receiver.endpoint, "--engines", "sim:1", "--index-nodes", "1", "--routers", "1"]);
+    let cluster = Cluster::up(&[
+        "--otlp",
+        &receiver.endpoint,
+        "--engines",
+        "sim:1",
+        "--index-nodes",
+        "1",
+        "--routers",
+        "1",
+    ]);
     ask(&cluster, None, &chat(&prose(9, 800), "one", false));
     let (batch, apply) = eventually("a batch and its apply", Duration::from_secs(15), || {
         let all = receiver.spans(None);
         let batches: Vec<&Received> = all.iter().filter(|s| s.span.name == "ingest.batch").collect();
-        let apply = all.iter().find(|s| s.span.name == "raft.apply" && linked(s, &batches).is_some())?;
+        let apply = all
+            .iter()
+            .find(|s| s.span.name == "raft.apply" && linked(s, &batches).is_some())?;
         Some((linked(apply, &batches)?.clone(), apply.clone()))
     });
     assert_eq!(batch.service, "cairn-agent");
@@ -88,7 +123,12 @@ fn raft_applies_link_to_the_agents_batches() {
 /// The batch span that `apply` is a child of or links to.
 fn linked<'a>(apply: &Received, batches: &[&'a Received]) -> Option<&'a Received> {
     batches.iter().copied().find(|b| {
-        apply.parent() == b.id() || apply.span.links.iter().any(|l| l.span_id == b.span.span_id && l.trace_id == b.span.trace_id)
+        apply.parent() == b.id()
+            || apply
+                .span
+                .links
+                .iter()
+                .any(|l| l.span_id == b.span.span_id && l.trace_id == b.span.trace_id)
     })
 }
 
@@ -122,7 +162,10 @@ impl Jaeger {
     fn start(binary: &str) -> Self {
         let (query, grpc, otlp) = (free_port(), free_port(), free_port());
         let config = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
-        let text = JAEGER_CONFIG.replace("QUERY", &query.to_string()).replace("GRPC", &grpc.to_string()).replace("OTLP", &otlp.to_string());
+        let text = JAEGER_CONFIG
+            .replace("QUERY", &query.to_string())
+            .replace("GRPC", &grpc.to_string())
+            .replace("OTLP", &otlp.to_string());
         std::fs::write(config.path(), text).unwrap();
         let child = Command::new(binary)
             .arg("--config")
@@ -132,9 +175,18 @@ impl Jaeger {
             .stderr(Stdio::null())
             .spawn()
             .unwrap_or_else(|e| panic!("JAEGER_BIN={binary}: {e}"));
-        let jaeger = Self { child, query, otlp, _config: config };
+        let jaeger = Self {
+            child,
+            query,
+            otlp,
+            _config: config,
+        };
         eventually("Jaeger answers", Duration::from_secs(30), || {
-            agent().get(format!("http://127.0.0.1:{query}/api/services")).call().ok().filter(|r| r.status() == 200)
+            agent()
+                .get(format!("http://127.0.0.1:{query}/api/services"))
+                .call()
+                .ok()
+                .filter(|r| r.status() == 200)
         });
         jaeger
     }
@@ -151,21 +203,37 @@ impl Drop for Jaeger {
 #[test]
 fn a_real_jaeger_shows_the_request_as_one_trace() {
     let Ok(binary) = std::env::var("JAEGER_BIN") else {
-        support::skipped("a_real_jaeger_shows_the_request_as_one_trace", "JAEGER_BIN to a Jaeger v2 binary");
+        support::skipped(
+            "a_real_jaeger_shows_the_request_as_one_trace",
+            "JAEGER_BIN to a Jaeger v2 binary",
+        );
         return;
     };
     let jaeger = Jaeger::start(&binary);
     let otlp = format!("http://127.0.0.1:{}", jaeger.otlp);
     let cluster = Cluster::up(&["--otlp", &otlp, "--engines", "sim:2", "--index-nodes", "1"]);
-    ask(&cluster, Some(&format!("00-{TRACE}-{CALLER}-01")), &chat(&prose(5, 300), "hello", false));
+    ask(
+        &cluster,
+        Some(&format!("00-{TRACE}-{CALLER}-01")),
+        &chat(&prose(5, 300), "hello", false),
+    );
     let url = format!("http://127.0.0.1:{}/api/traces/{TRACE}", jaeger.query);
     let names = eventually("Jaeger has the whole trace", Duration::from_secs(15), || {
         let text = agent().get(&url).call().ok()?.body_mut().read_to_string().ok()?;
         let trace: Value = serde_json::from_str(&text).ok()?;
         let spans = trace["data"][0]["spans"].as_array()?;
-        let names: Vec<String> = spans.iter().filter_map(|s| s["operationName"].as_str().map(str::to_owned)).collect();
-        let services: Vec<&str> = trace["data"][0]["processes"].as_object()?.values().filter_map(|p| p["serviceName"].as_str()).collect();
-        let whole = ["gateway.request", "choose", "forward"].iter().all(|n| names.iter().any(|m| m == n));
+        let names: Vec<String> = spans
+            .iter()
+            .filter_map(|s| s["operationName"].as_str().map(str::to_owned))
+            .collect();
+        let services: Vec<&str> = trace["data"][0]["processes"]
+            .as_object()?
+            .values()
+            .filter_map(|p| p["serviceName"].as_str())
+            .collect();
+        let whole = ["gateway.request", "choose", "forward"]
+            .iter()
+            .all(|n| names.iter().any(|m| m == n));
         (whole && services.contains(&"cairn-router") && services.contains(&"cairn-engine")).then_some(names)
     });
     assert!(names.iter().any(|n| n == "tokenize"), "{names:?}");

@@ -35,7 +35,12 @@ pub struct RouterBenchArgs {
     #[arg(long)]
     peers: bool,
     /// Python environment with the peers' packages.
-    #[arg(long, value_name = "DIR", env = "CAIRN_PEERS_DIR", default_value = "target/peers-venv")]
+    #[arg(
+        long,
+        value_name = "DIR",
+        env = "CAIRN_PEERS_DIR",
+        default_value = "target/peers-venv"
+    )]
     peers_dir: PathBuf,
     /// Fewer requests: enough to see that it works, too few to quote.
     #[arg(long)]
@@ -47,7 +52,10 @@ pub struct RouterBenchArgs {
 
 /// Measures and prints.
 pub fn run(args: RouterBenchArgs) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("starting the runtime")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("starting the runtime")?;
     let report = runtime.block_on(measure(&args))?;
     if args.json {
         output::line(serde_json::to_string(&report)?);
@@ -64,13 +72,22 @@ async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
     let mut extra = serde_json::Map::new();
     {
         let cairn = Target::cairn(&instant.urls).await?;
-        extra.insert("idle_cpu_ms_per_s".into(), json!(idle(cairn.pid, if args.quick { 1 } else { 5 }).await?));
+        extra.insert(
+            "idle_cpu_ms_per_s".into(),
+            json!(idle(cairn.pid, if args.quick { 1 } else { 5 }).await?),
+        );
         rows(args, &cairn, &instant.urls, &mut runs).await?;
     }
     chunk_row(args, &Target::cairn(&paced.urls).await?, &paced.urls, &mut runs).await?;
     if args.peers {
         for peer in peers::PEERS {
-            rows(args, &Target::peer(peer, &args.peers_dir, &instant.urls).await?, &instant.urls, &mut runs).await?;
+            rows(
+                args,
+                &Target::peer(peer, &args.peers_dir, &instant.urls).await?,
+                &instant.urls,
+                &mut runs,
+            )
+            .await?;
             let paced_peer = Target::peer(peer, &args.peers_dir, &paced.urls).await?;
             chunk_row(args, &paced_peer, &paced.urls, &mut runs).await?;
         }
@@ -82,7 +99,12 @@ async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
 }
 
 /// The rows of instant engines: sizes, whole and streamed, one and many connections, and prompts never seen.
-async fn rows(args: &RouterBenchArgs, target: &Target, engines: &[String], runs: &mut Vec<Value>) -> anyhow::Result<()> {
+async fn rows(
+    args: &RouterBenchArgs,
+    target: &Target,
+    engines: &[String],
+    runs: &mut Vec<Value>,
+) -> anyhow::Result<()> {
     for bytes in [2048, 32_768] {
         for (stream, connections, sharing) in [
             (false, 1, Sharing::Shared),
@@ -91,7 +113,12 @@ async fn rows(args: &RouterBenchArgs, target: &Target, engines: &[String], runs:
             (true, 32, Sharing::Shared),
             (false, 1, Sharing::Unique),
         ] {
-            let shape = Shape { bytes, stream, connections, sharing };
+            let shape = Shape {
+                bytes,
+                stream,
+                connections,
+                sharing,
+            };
             let requests = match (args.quick, bytes) {
                 (true, _) => 60,
                 (false, 2048) => 1500,
@@ -105,8 +132,18 @@ async fn rows(args: &RouterBenchArgs, target: &Target, engines: &[String], runs:
 }
 
 /// Streams with a pause between chunks: what one chunk costs when it can't be merged with the next.
-async fn chunk_row(args: &RouterBenchArgs, target: &Target, engines: &[String], runs: &mut Vec<Value>) -> anyhow::Result<()> {
-    let shape = Shape { bytes: 2048, stream: true, connections: 32, sharing: Sharing::Shared };
+async fn chunk_row(
+    args: &RouterBenchArgs,
+    target: &Target,
+    engines: &[String],
+    runs: &mut Vec<Value>,
+) -> anyhow::Result<()> {
+    let shape = Shape {
+        bytes: 2048,
+        stream: true,
+        connections: 32,
+        sharing: Sharing::Shared,
+    };
     let requests = if args.quick { 64 } else { 960 };
     runs.push(row(target, engines, shape, requests, CHUNK_GAP.as_millis() as u64).await?);
     progress(runs.last());
@@ -131,7 +168,11 @@ async fn row(target: &Target, engines: &[String], shape: Shape, requests: usize,
     }
     let cpu_us = spent.as_secs_f64() * 1e6;
     let per_request = cpu_us / routed.requests() as f64;
-    let per_chunk = if shape.stream && gap_ms > 0 { Some(cpu_us / routed.chunks.max(1) as f64) } else { None };
+    let per_chunk = if shape.stream && gap_ms > 0 {
+        Some(cpu_us / routed.chunks.max(1) as f64)
+    } else {
+        None
+    };
     Ok(json!({
         "router": target.name, "bytes": shape.bytes, "stream": shape.stream, "connections": shape.connections,
         "prompts": shape.sharing.name(), "chunk_gap_ms": gap_ms,
@@ -170,19 +211,33 @@ fn progress(row: Option<&Value>) {
     if let Some(row) = row {
         output::note(format!(
             "{} {} B stream={} x{} {}: added p50 {} us, cpu {} us",
-            row["router"], row["bytes"], row["stream"], row["connections"], row["prompts"], row["added_p50_us"], row["cpu_us_per_request"]
+            row["router"],
+            row["bytes"],
+            row["stream"],
+            row["connections"],
+            row["prompts"],
+            row["added_p50_us"],
+            row["cpu_us_per_request"]
         ));
     }
 }
 
 /// A port that was free a moment ago.
 fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("looking for a free port")?.local_addr()?.port())
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .context("looking for a free port")?
+        .local_addr()?
+        .port())
 }
 
 /// Waits until `url` answers a completion.
 async fn wait_for_answer(url: &str, within: Duration) -> anyhow::Result<()> {
-    let shape = Shape { bytes: 2048, stream: false, connections: 1, sharing: Sharing::Shared };
+    let shape = Shape {
+        bytes: 2048,
+        stream: false,
+        connections: 1,
+        sharing: Sharing::Shared,
+    };
     let deadline = Instant::now() + within;
     loop {
         match load::run(url, shape, 1, 1).await {
@@ -196,12 +251,28 @@ async fn wait_for_answer(url: &str, within: Duration) -> anyhow::Result<()> {
 
 fn print(report: &Value) {
     let columns = [
-        "router", "bytes", "stream", "connections", "prompts", "direct_p50_us", "router_p50_us", "added_p50_us",
-        "added_p99_us", "cpu_us_per_request", "cpu_us_per_chunk", "requests_per_s", "errors",
+        "router",
+        "bytes",
+        "stream",
+        "connections",
+        "prompts",
+        "direct_p50_us",
+        "router_p50_us",
+        "added_p50_us",
+        "added_p99_us",
+        "cpu_us_per_request",
+        "cpu_us_per_chunk",
+        "requests_per_s",
+        "errors",
     ];
     let mut rows = vec![columns.iter().map(|c| (*c).to_owned()).collect::<Vec<_>>()];
     for run in report["runs"].as_array().into_iter().flatten() {
-        rows.push(columns.iter().map(|c| run[*c].to_string().trim_matches('"').to_owned()).collect());
+        rows.push(
+            columns
+                .iter()
+                .map(|c| run[*c].to_string().trim_matches('"').to_owned())
+                .collect(),
+        );
     }
     output::table(&rows);
     output::line(format!(

@@ -19,11 +19,16 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 pub async fn json(method: Method, url: &str, token: Option<&str>, body: Bytes) -> anyhow::Result<Value> {
     let connector = hyper_rustls_connector()?;
     let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
-    let mut request = Request::builder().method(method).uri(url).header("content-type", "application/json");
+    let mut request = Request::builder()
+        .method(method)
+        .uri(url)
+        .header("content-type", "application/json");
     if let Some(token) = token {
         request = request.header("authorization", format!("Bearer {token}"));
     }
-    let request = request.body(Full::new(body)).with_context(|| format!("`{url}` is not a URL; use http://host:port"))?;
+    let request = request
+        .body(Full::new(body))
+        .with_context(|| format!("`{url}` is not a URL; use http://host:port"))?;
     let (status, text) = tokio::time::timeout(ANSWER_TIMEOUT, async {
         let response = client.request(request).await.with_context(|| format!("asking {url}"))?;
         let status = response.status();
@@ -38,11 +43,18 @@ pub async fn json(method: Method, url: &str, token: Option<&str>, body: Bytes) -
     .with_context(|| format!("{url} did not answer within {ANSWER_TIMEOUT:?}"))??;
     let value: Value = match serde_json::from_slice(&text) {
         Ok(value) => value,
-        Err(_) if status != StatusCode::OK => bail!("{url} answered {status}: {}", String::from_utf8_lossy(&text).trim()),
-        Err(error) => return Err(error).with_context(|| format!("{url} did not answer with JSON; is it a Cairn router?")),
+        Err(_) if status != StatusCode::OK => {
+            bail!("{url} answered {status}: {}", String::from_utf8_lossy(&text).trim())
+        }
+        Err(error) => {
+            return Err(error).with_context(|| format!("{url} did not answer with JSON; is it a Cairn router?"));
+        }
     };
     if status != StatusCode::OK {
-        let message = value.pointer("/error/message").and_then(Value::as_str).map_or_else(|| value.to_string(), str::to_owned);
+        let message = value
+            .pointer("/error/message")
+            .and_then(Value::as_str)
+            .map_or_else(|| value.to_string(), str::to_owned);
         bail!("{url} answered {status}: {message}");
     }
     Ok(value)
@@ -58,13 +70,20 @@ fn hyper_rustls_connector() -> anyhow::Result<Connector> {
         for certificate in rustls_pki_types::pem::PemObject::pem_slice_iter(&pem) {
             let certificate: rustls_pki_types::CertificateDer<'static> =
                 certificate.map_err(|error| anyhow::anyhow!("CAIRN_TLS_CA_FILE {}: {error:?}", path.display()))?;
-            roots.add(certificate).with_context(|| format!("CAIRN_TLS_CA_FILE {}", path.display()))?;
+            roots
+                .add(certificate)
+                .with_context(|| format!("CAIRN_TLS_CA_FILE {}", path.display()))?;
         }
     }
-    let tls = rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .context("setting up TLS")?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build())
+    let tls =
+        rustls::ClientConfig::builder_with_provider(std::sync::Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .context("setting up TLS")?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+    Ok(hyper_rustls::HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http()
+        .enable_http1()
+        .build())
 }

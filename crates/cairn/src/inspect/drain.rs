@@ -40,7 +40,11 @@ pub fn run(args: DrainArgs) -> anyhow::Result<()> {
     if args.json {
         output::line(json!({"workers": reply.workers, "draining": !args.undo}).to_string());
     } else {
-        let verb = if args.undo { "takes new requests again" } else { "takes no new requests" };
+        let verb = if args.undo {
+            "takes new requests again"
+        } else {
+            "takes no new requests"
+        };
         for worker in reply.workers {
             output::line(format!("worker {worker} {verb}"));
         }

@@ -15,7 +15,12 @@ use crate::output;
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
     /// The router's base URL.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8080", env = "CAIRN_ROUTER")]
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "http://127.0.0.1:8080",
+        env = "CAIRN_ROUTER"
+    )]
     router: String,
     /// File with a request body (`-` for standard input): say where it would go, without sending it.
     #[arg(long, value_name = "FILE", required_unless_present_any = ["request", "last"], conflicts_with_all = ["request", "last"])]
@@ -40,7 +45,9 @@ pub struct ExplainArgs {
 /// Asks and prints.
 pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let token = match &args.token {
-        Some(file) => Some(std::fs::read_to_string(file).with_context(|| format!("reading the token {}", file.display()))?),
+        Some(file) => {
+            Some(std::fs::read_to_string(file).with_context(|| format!("reading the token {}", file.display()))?)
+        }
         None => None,
     };
     let token = token.as_deref().map(str::trim);
@@ -49,16 +56,27 @@ pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
         (Some(file), _) => {
             let body = read_body(file)?;
             let query = args.policy.as_ref().map(|p| format!("?policy={p}")).unwrap_or_default();
-            super::block_on(ask_http::json(Method::POST, &format!("{router}/cairn/explain{query}"), token, body))?
+            super::block_on(ask_http::json(
+                Method::POST,
+                &format!("{router}/cairn/explain{query}"),
+                token,
+                body,
+            ))?
         }
         (None, request) => {
             let query = request.as_ref().map(|id| format!("&id={id}")).unwrap_or_default();
             let url = format!("{router}/cairn/decisions?limit=1{query}");
             let found = super::block_on(ask_http::json(Method::GET, &url, token, Bytes::new()))?;
-            let list = found.get("decisions").and_then(Value::as_array).cloned().unwrap_or_default();
+            let list = found
+                .get("decisions")
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_default();
             match list.into_iter().next() {
                 Some(decision) => decision,
-                None => bail!("{router} remembers no such decision; it keeps the latest ones only, and each router its own"),
+                None => {
+                    bail!("{router} remembers no such decision; it keeps the latest ones only, and each router its own")
+                }
             }
         }
     };
@@ -73,20 +91,27 @@ pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
 fn read_body(file: &PathBuf) -> anyhow::Result<Bytes> {
     if file.as_os_str() == "-" {
         let mut body = Vec::new();
-        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut body).context("reading the body from standard input")?;
+        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut body)
+            .context("reading the body from standard input")?;
         return Ok(body.into());
     }
-    Ok(std::fs::read(file).with_context(|| format!("reading the body {}", file.display()))?.into())
+    Ok(std::fs::read(file)
+        .with_context(|| format!("reading the body {}", file.display()))?
+        .into())
 }
 
 fn print(decision: &Value) {
     let text = |key: &str| decision.get(key).map(plain).unwrap_or_default();
-    output::line(format!("pool {}, {} prompt tokens, policy {}", text("pool"), text("tokens"), text("policy")));
+    output::line(format!(
+        "pool {}, {} prompt tokens, policy {}",
+        text("pool"),
+        text("tokens"),
+        text("policy")
+    ));
     output::line(format!("chosen: worker {}: {}", text("chosen"), text("reason")));
     output::line("");
     let columns = [
         ("worker", "WORKER"),
-        ("engine", "ENGINE"),
         ("gpu_tokens", "GPU"),
         ("cpu_tokens", "CPU"),
         ("shared_tokens", "SHARED"),
@@ -97,16 +122,52 @@ fn print(decision: &Value) {
         ("why_not", "WHY NOT"),
         ("why_zero", "WHY ZERO"),
     ];
-    let candidates = decision.get("candidates").and_then(Value::as_array).cloned().unwrap_or_default();
+    let candidates = decision
+        .get("candidates")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
     let mut rows = vec![columns.iter().map(|(_, head)| (*head).to_owned()).collect::<Vec<_>>()];
-    rows.extend(candidates.iter().map(|c| columns.iter().map(|(key, _)| c.get(*key).map(plain).unwrap_or_default()).collect()));
+    rows.extend(candidates.iter().map(|c| {
+        columns
+            .iter()
+            .map(|(key, _)| c.get(*key).map(plain).unwrap_or_default())
+            .collect()
+    }));
     output::table(&rows);
+    for advice in advice(&candidates) {
+        output::line(format!("why zero: {advice}"));
+    }
+}
+
+/// What is said of candidates without credit, each once.
+fn advice(candidates: &[Value]) -> Vec<String> {
+    let mut said: Vec<String> = Vec::new();
+    for reason in candidates
+        .iter()
+        .filter_map(|c| c.get("why_zero").and_then(Value::as_array))
+        .flatten()
+    {
+        let (why, advice) = (reason.get("why").map(plain), reason.get("advice").map(plain));
+        let text = format!("{}: {}", why.unwrap_or_default(), advice.unwrap_or_default());
+        if !said.contains(&text) {
+            said.push(text);
+        }
+    }
+    said
 }
 
 fn plain(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
+        Value::Array(reasons) => {
+            let named: Vec<&str> = reasons
+                .iter()
+                .filter_map(|r| r.get("why").and_then(Value::as_str))
+                .collect();
+            named.join(", ")
+        }
         Value::Number(n) if n.is_f64() => format!("{:.2}", n.as_f64().unwrap_or_default()),
         other => other.to_string(),
     }

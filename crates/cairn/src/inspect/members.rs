@@ -53,8 +53,18 @@ pub fn run(args: MembersArgs) -> anyhow::Result<()> {
                 None => admin.members(MembersRequest {}).await,
                 Some(Change::Add { id, address }) => admin.add_member(AddMemberRequest { id, address }).await,
                 Some(Change::Remove { id }) => admin.remove_member(RemoveMemberRequest { id }).await,
-                Some(Change::Replace { old_id, new_id, new_address }) => {
-                    admin.replace_member(ReplaceMemberRequest { old_id, new_id, new_address }).await
+                Some(Change::Replace {
+                    old_id,
+                    new_id,
+                    new_address,
+                }) => {
+                    admin
+                        .replace_member(ReplaceMemberRequest {
+                            old_id,
+                            new_id,
+                            new_address,
+                        })
+                        .await
                 }
             }
         }

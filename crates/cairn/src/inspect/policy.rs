@@ -23,8 +23,15 @@ pub struct PolicyArgs {
 
 /// Asks and prints.
 pub fn run(args: PolicyArgs) -> anyhow::Result<()> {
-    let policy = if args.policy == "default" { String::new() } else { args.policy.clone() };
-    let request = SetPolicyRequest { pool: args.pool.clone(), policy };
+    let policy = if args.policy == "default" {
+        String::new()
+    } else {
+        args.policy.clone()
+    };
+    let request = SetPolicyRequest {
+        pool: args.pool.clone(),
+        policy,
+    };
     super::block_on(args.access.ask(|mut admin| {
         let request = request.clone();
         async move { admin.set_policy(request).await }

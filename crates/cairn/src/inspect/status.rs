@@ -19,7 +19,10 @@ pub struct StatusArgs {
 
 /// Asks and prints.
 pub fn run(args: StatusArgs) -> anyhow::Result<()> {
-    let status = super::block_on(args.access.ask(|mut admin| async move { admin.status(StatusRequest {}).await }))?;
+    let status = super::block_on(
+        args.access
+            .ask(|mut admin| async move { admin.status(StatusRequest {}).await }),
+    )?;
     if args.json {
         output::line(serde_json::to_string(&to_json(&status))?);
     } else {
@@ -72,18 +75,42 @@ fn reason(worker: &WorkerStatus) -> Option<&str> {
 
 /// Prints members as a table.
 pub fn print_members(members: &[Member]) {
-    let mut rows = vec![["NODE", "ADDRESS", "ROLE", "TERM", "APPLIED", "DIGEST"].map(String::from).to_vec()];
+    let mut rows = vec![
+        ["NODE", "ADDRESS", "ROLE", "TERM", "APPLIED", "DIGEST"]
+            .map(String::from)
+            .to_vec(),
+    ];
     rows.extend(members.iter().map(|m| {
-        vec![m.id.to_string(), m.address.clone(), m.role.clone(), m.term.to_string(), m.applied_index.to_string(), m.digest.clone()]
+        vec![
+            m.id.to_string(),
+            m.address.clone(),
+            m.role.clone(),
+            m.term.to_string(),
+            m.applied_index.to_string(),
+            m.digest.clone(),
+        ]
     }));
     output::table(&rows);
 }
 
 fn print(status: &StatusReply) {
-    output::line(format!("cluster {} (asked node {}, leader {})", status.cluster, status.node, status.leader));
+    output::line(format!(
+        "cluster {} (asked node {}, leader {})",
+        status.cluster, status.node, status.leader
+    ));
     print_members(&status.members);
     output::line("");
-    let head = ["WORKER", "ENGINE", "POOL", "ROLE", "STATE", "GPU BLOCKS", "CPU BLOCKS", "SHARED", "LAG"];
+    let head = [
+        "WORKER",
+        "ENGINE",
+        "POOL",
+        "ROLE",
+        "STATE",
+        "GPU BLOCKS",
+        "CPU BLOCKS",
+        "SHARED",
+        "LAG",
+    ];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(status.workers.iter().map(|w| {
         let state = match (w.draining, reason(w)) {

@@ -118,7 +118,11 @@ impl Role for RouterRole {
     }
 
     fn instance(config: &Self::Config) -> String {
-        if config.name.is_empty() { config.listen.clone() } else { config.name.clone() }
+        if config.name.is_empty() {
+            config.listen.clone()
+        } else {
+            config.name.clone()
+        }
     }
 
     fn set_token(config: &mut Self::Config, file: PathBuf) {

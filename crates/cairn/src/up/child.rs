@@ -66,11 +66,20 @@ impl Running {
             Ok(Ok(Some(line))) => line,
             Ok(Ok(None)) => bail!("{} ended before it was ready:\n{}", spec.name, tail(&spec.log)),
             Ok(Err(error)) => return Err(error).with_context(|| format!("reading from {}", spec.name)),
-            Err(_) => bail!("{} was not ready within {READY_TIMEOUT:?}:\n{}", spec.name, tail(&spec.log)),
+            Err(_) => bail!(
+                "{} was not ready within {READY_TIMEOUT:?}:\n{}",
+                spec.name,
+                tail(&spec.log)
+            ),
         };
         let ready = serde_json::from_str(&line)
             .with_context(|| format!("{} printed `{line}` instead of its ready line", spec.name))?;
-        Ok(Self { spec, ready, process, stdin })
+        Ok(Self {
+            spec,
+            ready,
+            process,
+            stdin,
+        })
     }
 
     /// Process id, while it runs.

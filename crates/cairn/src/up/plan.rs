@@ -37,7 +37,10 @@ impl Plan {
     /// Chooses ports, makes the directories and writes the configurations.
     pub fn new(args: &UpArgs) -> anyhow::Result<Self> {
         let (data, temporary) = data_dir(args.data.as_deref())?;
-        let mut ports = Ports { base: args.port, taken: Vec::new() };
+        let mut ports = Ports {
+            base: args.port,
+            taken: Vec::new(),
+        };
         let routers = ports.take(0, args.routers)?;
         let index = ports.take(INDEX_PORTS_FROM, args.index_nodes)?;
         let source = args.engine_source();
@@ -45,14 +48,25 @@ impl Plan {
         let engines: Vec<String> = match &source {
             EngineSource::Simulated(count) => {
                 engine_ports = ports.take(ENGINE_PORTS_FROM, *count)?;
-                engine_ports.iter().map(|port| format!("http://127.0.0.1:{port}")).collect()
+                engine_ports
+                    .iter()
+                    .map(|port| format!("http://127.0.0.1:{port}"))
+                    .collect()
             }
             EngineSource::Urls(urls) => urls.iter().map(|url| base_url(url)).collect::<anyhow::Result<_>>()?,
         };
         let ops_count = index.len() + AGENTS_MAX;
         let ops = ports.take(OPS_PORTS_FROM, u32::try_from(ops_count)?)?;
         let simulated = matches!(source, EngineSource::Simulated(_));
-        let mut plan = Self { routers, index, engines, simulated, data, temporary, waves: Vec::new() };
+        let mut plan = Self {
+            routers,
+            index,
+            engines,
+            simulated,
+            data,
+            temporary,
+            waves: Vec::new(),
+        };
         plan.write(args, &engine_ports, &ops)?;
         Ok(plan)
     }
@@ -83,7 +97,11 @@ impl Plan {
             first.push(self.child(&format!("index-{}", i + 1), "index", &text)?);
         }
         let mut second = Vec::new();
-        let agents = if self.simulated { AGENTS_MAX.min(self.engines.len()) } else { 1 };
+        let agents = if self.simulated {
+            AGENTS_MAX.min(self.engines.len())
+        } else {
+            1
+        };
         for agent in 0..agents {
             let engines: Vec<String> = self.engines.iter().skip(agent).step_by(agents).cloned().collect();
             let text = self.agent_config(agent, &engines, ops[self.index.len() + agent], &telemetry);
@@ -101,11 +119,20 @@ impl Plan {
         let path = self.data.join("config").join(format!("{name}.toml"));
         std::fs::write(&path, config).with_context(|| format!("writing {}", path.display()))?;
         let log = self.data.join("log").join(format!("{name}.log"));
-        Ok(ChildSpec { name: name.to_owned(), role, config: path, log })
+        Ok(ChildSpec {
+            name: name.to_owned(),
+            role,
+            config: path,
+            log,
+        })
     }
 
     fn index_addresses(&self) -> String {
-        let urls: Vec<String> = self.index.iter().map(|port| format!("\"http://127.0.0.1:{port}\"")).collect();
+        let urls: Vec<String> = self
+            .index
+            .iter()
+            .map(|port| format!("\"http://127.0.0.1:{port}\""))
+            .collect();
         urls.join(", ")
     }
 
@@ -155,11 +182,16 @@ fn data_dir(wanted: Option<&Path>) -> anyhow::Result<(PathBuf, Option<tempfile::
     let (path, temporary) = match wanted {
         Some(path) => {
             std::fs::create_dir_all(path).with_context(|| format!("making the data directory {}", path.display()))?;
-            let path = path.canonicalize().with_context(|| format!("finding {}", path.display()))?;
+            let path = path
+                .canonicalize()
+                .with_context(|| format!("finding {}", path.display()))?;
             (path, None)
         }
         None => {
-            let folder = tempfile::Builder::new().prefix("cairn-up-").tempdir().context("making a temporary directory")?;
+            let folder = tempfile::Builder::new()
+                .prefix("cairn-up-")
+                .tempdir()
+                .context("making a temporary directory")?;
             (folder.path().to_path_buf(), Some(folder))
         }
     };
@@ -176,7 +208,9 @@ fn quoted(path: &Path) -> String {
 }
 
 fn base_url(url: &str) -> anyhow::Result<String> {
-    let parsed: http::Uri = url.parse().with_context(|| format!("--engine {url}: not a URL; use http://host:port"))?;
+    let parsed: http::Uri = url
+        .parse()
+        .with_context(|| format!("--engine {url}: not a URL; use http://host:port"))?;
     if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.authority().is_none() {
         bail!("--engine {url}: not a base URL; use http://host:port");
     }

@@ -23,7 +23,13 @@ pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Re
     let deadline = Instant::now() + SERVING_TIMEOUT;
     for port in &plan.routers {
         loop {
-            let seen = ask_http::json(Method::GET, &format!("http://127.0.0.1:{port}/cairn/status"), None, Bytes::new()).await;
+            let seen = ask_http::json(
+                Method::GET,
+                &format!("http://127.0.0.1:{port}/cairn/status"),
+                None,
+                Bytes::new(),
+            )
+            .await;
             let waiting_for = match &seen {
                 Ok(status) => match missing(plan, status) {
                     None => break,
@@ -32,9 +38,15 @@ pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Re
                 Err(error) => error.to_string(),
             };
             if Instant::now() > deadline {
-                let agents = children.iter().filter(|c| c.spec.role == "agent").map(|c| tail(&c.spec.log));
+                let agents = children
+                    .iter()
+                    .filter(|c| c.spec.role == "agent")
+                    .map(|c| tail(&c.spec.log));
                 let logs: Vec<String> = agents.collect();
-                bail!("the router on port {port} is not serving all engines after {SERVING_TIMEOUT:?}: {waiting_for}\nagents' logs:\n{}", logs.join("\n"));
+                bail!(
+                    "the router on port {port} is not serving all engines after {SERVING_TIMEOUT:?}: {waiting_for}\nagents' logs:\n{}",
+                    logs.join("\n")
+                );
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -44,9 +56,17 @@ pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Re
 
 /// What a router still lacks.
 fn missing(plan: &Plan, status: &Value) -> Option<String> {
-    let workers = status.get("workers").and_then(Value::as_array).cloned().unwrap_or_default();
+    let workers = status
+        .get("workers")
+        .and_then(Value::as_array)
+        .cloned()
+        .unwrap_or_default();
     for engine in &plan.engines {
-        let rank_of = |w: &&Value| w["worker"].as_str().is_some_and(|name| name.strip_prefix(engine.as_str()).is_some_and(|r| r.starts_with('#')));
+        let rank_of = |w: &&Value| {
+            w["worker"]
+                .as_str()
+                .is_some_and(|name| name.strip_prefix(engine.as_str()).is_some_and(|r| r.starts_with('#')))
+        };
         let ranks: Vec<&Value> = workers.iter().filter(rank_of).collect();
         if ranks.is_empty() {
             return Some(format!("no worker of {engine} is known; is the engine up?"));
@@ -60,10 +80,18 @@ fn missing(plan: &Plan, status: &Value) -> Option<String> {
 
 /// Prints what runs.
 pub fn print(plan: &Plan, children: &[Running], took: Duration, as_json: bool) {
-    let routers: Vec<String> = plan.routers.iter().map(|port| format!("http://127.0.0.1:{port}")).collect();
+    let routers: Vec<String> = plan
+        .routers
+        .iter()
+        .map(|port| format!("http://127.0.0.1:{port}"))
+        .collect();
     let index: Vec<String> = plan.index.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     if as_json {
-        let pids: Value = children.iter().map(|c| (c.spec.name.clone(), json!(c.pid()))).collect::<serde_json::Map<_, _>>().into();
+        let pids: Value = children
+            .iter()
+            .map(|c| (c.spec.name.clone(), json!(c.pid())))
+            .collect::<serde_json::Map<_, _>>()
+            .into();
         let agents: Vec<Value> = children
             .iter()
             .filter(|c| c.spec.role == "agent")
@@ -76,11 +104,23 @@ pub fn print(plan: &Plan, children: &[Running], took: Duration, as_json: bool) {
         output::line(line.to_string());
         return;
     }
-    let engines = if plan.simulated { "simulated engines" } else { "engines of yours" };
-    output::line(format!("Cairn is up after {:.1} s (state and logs: {})", took.as_secs_f64(), plan.data.display()));
+    let engines = if plan.simulated {
+        "simulated engines"
+    } else {
+        "engines of yours"
+    };
+    output::line(format!(
+        "Cairn is up after {:.1} s (state and logs: {})",
+        took.as_secs_f64(),
+        plan.data.display()
+    ));
     output::line(format!("  routers  {}", routers.join("  ")));
     output::line(format!("  index    {}", index.join("  ")));
-    output::line(format!("  {} {engines}  {}", plan.engines.len(), plan.engines.join("  ")));
+    output::line(format!(
+        "  {} {engines}  {}",
+        plan.engines.len(),
+        plan.engines.join("  ")
+    ));
     output::line(try_next(plan, &routers[0], &index[0]));
 }
 

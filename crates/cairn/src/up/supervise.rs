@@ -106,7 +106,11 @@ async fn keep_alive(children: Vec<Running>, ends: &mut Ends) -> anyhow::Result<(
 }
 
 /// Resolves with the child's successor after it died, or with itself once `stopping`.
-async fn watch(slot: usize, mut child: Running, stopping: tokio_util::sync::CancellationToken) -> (usize, anyhow::Result<Running>) {
+async fn watch(
+    slot: usize,
+    mut child: Running,
+    stopping: tokio_util::sync::CancellationToken,
+) -> (usize, anyhow::Result<Running>) {
     let how = tokio::select! {
         how = child.ended() => how,
         () = stopping.cancelled() => return (slot, Ok(child)),

@@ -55,7 +55,10 @@ impl Load {
                         let n = turn * SENDERS + s;
                         let due = begun + gap * u32::try_from(n).unwrap();
                         while Instant::now() < due && !stop.load(Ordering::Relaxed) {
-                            std::thread::sleep(due.saturating_duration_since(Instant::now()).min(Duration::from_millis(50)));
+                            std::thread::sleep(
+                                due.saturating_duration_since(Instant::now())
+                                    .min(Duration::from_millis(50)),
+                            );
                         }
                         if stop.load(Ordering::Relaxed) {
                             return;
@@ -133,7 +136,10 @@ fn try_once(router: &str, body: &serde_json::Value, streamed: bool) -> Result<()
         return Err(Failed::Answer(format!("{router} answered {status}: {text}")));
     }
     if streamed && !text.trim_end().ends_with("data: [DONE]") {
-        return Err(Failed::Answer(format!("{router}: the stream ended without [DONE]: {}", &text[text.len().saturating_sub(300)..])));
+        return Err(Failed::Answer(format!(
+            "{router}: the stream ended without [DONE]: {}",
+            &text[text.len().saturating_sub(300)..]
+        )));
     }
     Ok(())
 }

@@ -28,10 +28,16 @@ impl Cluster {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("`cairn up` printed {line:?}: {e}"));
         assert_eq!(ready["ready"], true);
-        Self { ready, up_after: begun.elapsed(), child }
+        Self {
+            ready,
+            up_after: begun.elapsed(),
+            child,
+        }
     }
 
     pub fn router(&self, i: usize) -> String {
@@ -43,13 +49,20 @@ impl Cluster {
     }
 
     pub fn index(&self) -> String {
-        let nodes: Vec<&str> = self.ready["index"].as_array().unwrap().iter().map(|a| a.as_str().unwrap()).collect();
+        let nodes: Vec<&str> = self.ready["index"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|a| a.as_str().unwrap())
+            .collect();
         nodes.join(",")
     }
 
     /// Kills one child at once, as a crash would.
     pub fn crash(&self, name: &str) {
-        let pid = self.ready["pids"][name].as_u64().unwrap_or_else(|| panic!("no child {name}: {}", self.ready["pids"]));
+        let pid = self.ready["pids"][name]
+            .as_u64()
+            .unwrap_or_else(|| panic!("no child {name}: {}", self.ready["pids"]));
         signal(pid, Signal::KILL);
     }
 
@@ -102,8 +115,13 @@ fn wait(child: &mut Child, within: Duration) -> std::process::ExitStatus {
 /// Runs `cairn ARGS` and parses what it prints.
 pub fn ask(args: &[&str]) -> Value {
     let output = Command::new(CAIRN).args(args).stdin(Stdio::null()).output().unwrap();
-    assert!(output.status.success(), "cairn {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("cairn {args:?}: {e}: {}", String::from_utf8_lossy(&output.stdout)))
+    assert!(
+        output.status.success(),
+        "cairn {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("cairn {args:?}: {e}: {}", String::from_utf8_lossy(&output.stdout)))
 }
 
 /// Runs `cairn ARGS`, which must fail; returns what it says.
@@ -143,7 +161,10 @@ pub fn post(url: &str, body: &Value) -> (u16, Value) {
 
 pub fn get(url: &str) -> (u16, String) {
     let mut response = agent().get(url).call().unwrap();
-    (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    (
+        response.status().as_u16(),
+        response.body_mut().read_to_string().unwrap(),
+    )
 }
 
 /// Posts a streamed request and returns the events' data lines.
@@ -151,7 +172,10 @@ pub fn stream(url: &str, body: &Value) -> Vec<String> {
     let response = agent().post(url).send_json(body).unwrap();
     assert_eq!(response.status(), 200);
     let lines = BufReader::new(response.into_body().into_reader()).lines();
-    lines.map(|l| l.unwrap()).filter_map(|l| l.strip_prefix("data: ").map(str::to_owned)).collect()
+    lines
+        .map(|l| l.unwrap())
+        .filter_map(|l| l.strip_prefix("data: ").map(str::to_owned))
+        .collect()
 }
 
 /// A chat body; `start` is shared text, `end` the request's own.
@@ -165,8 +189,8 @@ pub fn chat(start: &str, end: &str, streamed: bool) -> Value {
 /// Text of about `words` words that differs for each `seed`.
 pub fn prose(seed: u64, words: usize) -> String {
     const WORDS: [&str; 16] = [
-        "stone", "path", "river", "north", "wind", "marker", "valley", "summit", "cloud", "trail", "bridge", "snow", "lake",
-        "forest", "ridge", "shelter",
+        "stone", "path", "river", "north", "wind", "marker", "valley", "summit", "cloud", "trail", "bridge", "snow",
+        "lake", "forest", "ridge", "shelter",
     ];
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut text = String::new();
@@ -210,11 +234,19 @@ impl RoleProcess {
             .args([role, "--json", "--config", path.to_str().unwrap()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(std::fs::OpenOptions::new().create(true).append(true).open(&log).unwrap())
+            .stderr(
+                std::fs::OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .open(&log)
+                    .unwrap(),
+            )
             .spawn()
             .unwrap();
         let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(child.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
         match serde_json::from_str(&line) {
             Ok(ready) => Ok(Self { ready, log, child }),
             Err(_) => {
@@ -252,7 +284,11 @@ impl Drop for RoleProcess {
 
 /// A port that was free a moment ago.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 /// Says loudly that a test did not run, and why.

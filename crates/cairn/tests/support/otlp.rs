@@ -30,7 +30,15 @@ impl Received {
     }
 
     pub fn attribute(&self, key: &str) -> Option<String> {
-        let value = self.span.attributes.iter().find(|a| a.key == key)?.value.as_ref()?.value.as_ref()?;
+        let value = self
+            .span
+            .attributes
+            .iter()
+            .find(|a| a.key == key)?
+            .value
+            .as_ref()?
+            .value
+            .as_ref()?;
         Some(match value {
             Any::StringValue(text) => text.clone(),
             Any::IntValue(n) => n.to_string(),
@@ -50,7 +58,10 @@ struct Keeper(Arc<Mutex<Vec<Received>>>);
 
 #[tonic::async_trait]
 impl TraceService for Keeper {
-    async fn export(&self, request: Request<ExportTraceServiceRequest>) -> Result<Response<ExportTraceServiceResponse>, Status> {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let mut kept = self.0.lock().unwrap();
         for resource in request.into_inner().resource_spans {
             let service = resource
@@ -64,7 +75,10 @@ impl TraceService for Keeper {
                 })
                 .unwrap_or_default();
             for span in resource.scope_spans.into_iter().flat_map(|s| s.spans) {
-                kept.push(Received { service: service.clone(), span });
+                kept.push(Received {
+                    service: service.clone(),
+                    span,
+                });
             }
         }
         Ok(Response::new(ExportTraceServiceResponse::default()))
@@ -83,20 +97,33 @@ impl Receiver {
         let kept = keeper.0.clone();
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
             runtime.block_on(async move {
                 let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
                 tell.send(listener.local_addr().unwrap()).unwrap();
                 let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-                tonic::transport::Server::builder().add_service(TraceServiceServer::new(keeper)).serve_with_incoming(incoming).await.unwrap();
+                tonic::transport::Server::builder()
+                    .add_service(TraceServiceServer::new(keeper))
+                    .serve_with_incoming(incoming)
+                    .await
+                    .unwrap();
             });
         });
-        Self { endpoint: format!("http://{}", told.recv().unwrap()), kept }
+        Self {
+            endpoint: format!("http://{}", told.recv().unwrap()),
+            kept,
+        }
     }
 
     /// All spans so far of one trace, or of all.
     pub fn spans(&self, trace: Option<&str>) -> Vec<Received> {
         let kept = self.kept.lock().unwrap();
-        kept.iter().filter(|s| trace.is_none_or(|t| s.trace_id() == t)).cloned().collect()
+        kept.iter()
+            .filter(|s| trace.is_none_or(|t| s.trace_id() == t))
+            .cloned()
+            .collect()
     }
 }

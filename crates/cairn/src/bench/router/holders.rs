@@ -37,7 +37,9 @@ impl Drop for Holders {
 impl Holders {
     /// Registers one source for each engine and stores the shared starts, spread over them.
     pub async fn register(index: &str, engines: &[String]) -> anyhow::Result<Self> {
-        let credentials = Security::default().load().context("no security is needed on loopback")?;
+        let credentials = Security::default()
+            .load()
+            .context("no security is needed on loopback")?;
         let channel = credentials.client_channel(index).context("the index's address")?;
         let mut client = IngestClient::new(channel);
         let mut sources = Vec::new();
@@ -48,8 +50,16 @@ impl Holders {
         let starts = shared_starts(seed)?;
         let mut batches = Vec::new();
         for (i, source) in sources.iter().enumerate() {
-            let mut ops = vec![v1::Op { op: Some(v1::op::Op::Confidence(v1::DegradedReason::None.into())) }];
-            ops.extend(starts.iter().skip(i).step_by(sources.len()).map(|(root, keys)| store(source.holders[0], *root, keys)));
+            let mut ops = vec![v1::Op {
+                op: Some(v1::op::Op::Confidence(v1::DegradedReason::None.into())),
+            }];
+            ops.extend(
+                starts
+                    .iter()
+                    .skip(i)
+                    .step_by(sources.len())
+                    .map(|(root, keys)| store(source.holders[0], *root, keys)),
+            );
             // Batches are bounded by keys: each start travels alone.
             for (seq, op) in ops.into_iter().enumerate() {
                 batches.push(v1::Batch {
@@ -61,7 +71,13 @@ impl Holders {
                 });
             }
         }
-        let leases = sources.iter().map(|s| v1::Lease { source: s.source, incarnation: s.incarnation }).collect();
+        let leases = sources
+            .iter()
+            .map(|s| v1::Lease {
+                source: s.source,
+                incarnation: s.incarnation,
+            })
+            .collect();
         let renewing = push(client, batches, leases).await?;
         Ok(Self { renewing })
     }
@@ -72,8 +88,14 @@ impl Holders {
         for bytes in SIZES {
             let body = Bytes::from(Prompts::new(7, bytes, Sharing::Shared, false).next_body());
             loop {
-                let answer = ask_http::json(Method::POST, &format!("{router}/cairn/explain"), None, body.clone()).await?;
-                let best = answer["candidates"].as_array().into_iter().flatten().filter_map(|c| c["gpu_tokens"].as_u64()).max();
+                let answer =
+                    ask_http::json(Method::POST, &format!("{router}/cairn/explain"), None, body.clone()).await?;
+                let best = answer["candidates"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|c| c["gpu_tokens"].as_u64())
+                    .max();
                 if best.unwrap_or(0) > 0 {
                     break;
                 }
@@ -117,7 +139,10 @@ async fn register(client: &mut IngestClient<AuthChannel>, engine: &str) -> anyho
     };
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let request = v1::RegisterRequest { spec: Some(spec.clone()), resume_incarnation: 0 };
+        let request = v1::RegisterRequest {
+            spec: Some(spec.clone()),
+            resume_incarnation: 0,
+        };
         match client.register(request).await {
             Ok(reply) => match reply.into_inner().outcome {
                 Some(Outcome::Registered(registered)) => return Ok(registered),
@@ -135,23 +160,47 @@ async fn register(client: &mut IngestClient<AuthChannel>, engine: &str) -> anyho
 
 fn store(holder: u32, root: BlockKey, keys: &[BlockKey]) -> v1::Op {
     let keys = keys.iter().map(|k| k.0).collect();
-    v1::Op { op: Some(v1::op::Op::Store(v1::Store { holder, anchor: root.0, anchor_depth: 0, skip: 0, keys })) }
+    v1::Op {
+        op: Some(v1::op::Op::Store(v1::Store {
+            holder,
+            anchor: root.0,
+            anchor_depth: 0,
+            skip: 0,
+            keys,
+        })),
+    }
 }
 
 /// For each shared start: its chain's root and the blocks that every prompt of it begins with.
 fn shared_starts(seed: ClusterSeed) -> anyhow::Result<Vec<(BlockKey, Vec<BlockKey>)>> {
     let tokens = ModelTokens::embedded()?;
-    let root = Namespace { seed, pool: MODEL, block_size: BlockSize::DEFAULT, adapter: "", salt: "" }.root();
+    let root = Namespace {
+        seed,
+        pool: MODEL,
+        block_size: BlockSize::DEFAULT,
+        adapter: "",
+        salt: "",
+    }
+    .root();
     let mut starts = Vec::new();
     for bytes in SIZES {
         for system in prompts::system_messages(bytes) {
             let chain = |user: &str| -> anyhow::Result<Vec<BlockKey>> {
-                let body = json!({"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]});
+                let body =
+                    json!({"messages": [{"role": "system", "content": system}, {"role": "user", "content": user}]});
                 let prompt = tokens.encode_chat(&ChatRequest::from_body(&body)?)?;
                 Ok(Chain::new(root, BlockSize::DEFAULT, &prompt.ids, &[]).keys)
             };
-            let (one, other) = (chain("a quite different ending of this prompt")?, chain("0123456789 and something else")?);
-            let keys: Vec<BlockKey> = one.iter().zip(&other).take_while(|(a, b)| a == b).map(|(a, _)| *a).collect();
+            let (one, other) = (
+                chain("a quite different ending of this prompt")?,
+                chain("0123456789 and something else")?,
+            );
+            let keys: Vec<BlockKey> = one
+                .iter()
+                .zip(&other)
+                .take_while(|(a, b)| a == b)
+                .map(|(a, _)| *a)
+                .collect();
             starts.push((root, keys));
         }
     }
@@ -165,14 +214,25 @@ async fn push(
 ) -> anyhow::Result<tokio::task::JoinHandle<()>> {
     let expected = batches.len();
     let (send, receive) = tokio::sync::mpsc::channel(16);
-    let mut replies = client.push(ReceiverStream::new(receive)).await.context("opening the push stream")?.into_inner();
+    let mut replies = client
+        .push(ReceiverStream::new(receive))
+        .await
+        .context("opening the push stream")?
+        .into_inner();
     for batch in batches.chunks(8) {
-        let request = v1::PushRequest { batches: batch.to_vec(), renew: leases.clone() };
+        let request = v1::PushRequest {
+            batches: batch.to_vec(),
+            renew: leases.clone(),
+        };
         send.send(request).await.context("the index closed the push stream")?;
     }
     let mut acknowledged = 0;
     while acknowledged < expected {
-        let reply = replies.message().await.context("waiting for acknowledgements")?.context("the push stream ended")?;
+        let reply = replies
+            .message()
+            .await
+            .context("waiting for acknowledgements")?
+            .context("the push stream ended")?;
         for ack in &reply.acks {
             if !matches!(&ack.outcome, Some(v1::batch_ack::Outcome::Applied(a)) if a.unknown_anchors.is_empty()) {
                 bail!("the index did not apply batch {}: {:?}", ack.seq, ack.outcome);
@@ -183,7 +243,10 @@ async fn push(
     Ok(tokio::spawn(async move {
         loop {
             tokio::time::sleep(RENEW_EVERY).await;
-            let renewal = v1::PushRequest { batches: Vec::new(), renew: leases.clone() };
+            let renewal = v1::PushRequest {
+                batches: Vec::new(),
+                renew: leases.clone(),
+            };
             if send.send(renewal).await.is_err() || send.is_closed() {
                 return;
             }
@@ -197,7 +260,9 @@ async fn push(
 pub fn tokenised_mb_per_s() -> anyhow::Result<f64> {
     let tokens = ModelTokens::embedded()?;
     let mut bodies = Prompts::new(99, 32_768, Sharing::Unique, false);
-    let texts: Vec<String> = (0..64).map(|_| String::from_utf8_lossy(&bodies.next_body()).into_owned()).collect();
+    let texts: Vec<String> = (0..64)
+        .map(|_| String::from_utf8_lossy(&bodies.next_body()).into_owned())
+        .collect();
     let bytes: usize = texts.iter().map(String::len).sum();
     let begun = Instant::now();
     for text in &texts {

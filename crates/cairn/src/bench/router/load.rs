@@ -68,12 +68,23 @@ impl Outcome {
 
 /// Sends `requests` requests of `shape` to `url`; `seed` makes user messages that no other run sends.
 pub async fn run(url: &str, shape: Shape, requests: usize, seed: u64) -> anyhow::Result<Outcome> {
-    let address = url.strip_prefix("http://").context("the target is an http URL")?.to_owned();
+    let address = url
+        .strip_prefix("http://")
+        .context("the target is an http URL")?
+        .to_owned();
     let each = requests.div_ceil(shape.connections);
     let begun = Instant::now();
     let clients = (0..shape.connections).map(|c| {
         let address = address.clone();
-        tokio::spawn(async move { client(&address, shape, each, seed.wrapping_mul(1_000_003).wrapping_add(c as u64)).await })
+        tokio::spawn(async move {
+            client(
+                &address,
+                shape,
+                each,
+                seed.wrapping_mul(1_000_003).wrapping_add(c as u64),
+            )
+            .await
+        })
     });
     let mut total = Outcome::default();
     for client in clients.collect::<Vec<_>>() {
@@ -92,7 +103,9 @@ async fn client(address: &str, shape: Shape, requests: usize, seed: u64) -> anyh
         let sent = Instant::now();
         match tokio::time::timeout(ANSWER_TIMEOUT, ask(&mut connection, address, body, shape.stream)).await {
             Ok(Ok(answer)) => {
-                outcome.latencies_us.push(answer.measured.duration_since(sent).as_secs_f64() * 1e6);
+                outcome
+                    .latencies_us
+                    .push(answer.measured.duration_since(sent).as_secs_f64() * 1e6);
                 outcome.chunks += answer.chunks;
             }
             Ok(Err(error)) => {
@@ -107,9 +120,13 @@ async fn client(address: &str, shape: Shape, requests: usize, seed: u64) -> anyh
 }
 
 async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-    let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+    let stream = TcpStream::connect(address)
+        .await
+        .with_context(|| format!("connecting to {address}"))?;
     stream.set_nodelay(true)?;
-    let (sender, connection) = handshake(TokioIo::new(stream)).await.with_context(|| format!("greeting {address}"))?;
+    let (sender, connection) = handshake(TokioIo::new(stream))
+        .await
+        .with_context(|| format!("greeting {address}"))?;
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -145,5 +162,12 @@ async fn ask(
     if status != 200 || (stream && !tail.ends_with(b"[DONE]\n\n")) {
         bail!("{address} answered {status}");
     }
-    Ok(Answer { measured: if stream { first.unwrap_or_else(Instant::now) } else { Instant::now() }, chunks })
+    Ok(Answer {
+        measured: if stream {
+            first.unwrap_or_else(Instant::now)
+        } else {
+            Instant::now()
+        },
+        chunks,
+    })
 }

@@ -51,19 +51,25 @@ impl Mocks {
                 std::future::pending::<()>().await;
             });
         })?;
-        Ok(Self { urls: told.recv().context("the mock engines' thread ended")?? })
+        Ok(Self {
+            urls: told.recv().context("the mock engines' thread ended")??,
+        })
     }
 }
 
 async fn serve(listener: TcpListener, chunk_gap: Duration) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
         // Without it the peer's delayed acknowledgement would be measured instead of the router.
         let _ = stream.set_nodelay(true);
         tokio::spawn(async move {
             let service = service_fn(move |request| answer(request, chunk_gap));
             // A client that goes away ends its connection, nothing else.
-            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await;
+            let _ = hyper::server::conn::http1::Builder::new()
+                .serve_connection(TokioIo::new(stream), service)
+                .await;
         });
     }
 }
@@ -72,20 +78,26 @@ type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 async fn answer(request: Request<Incoming>, chunk_gap: Duration) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
-    let Ok(body) = request.into_body().collect().await else { return Ok(whole(json!({}))) };
+    let Ok(body) = request.into_body().collect().await else {
+        return Ok(whole(json!({})));
+    };
     let body = body.to_bytes();
     Ok(match path.as_str() {
         "/v1/chat/completions" | "/v1/completions" => {
             let end = &body[body.len().saturating_sub(512)..];
             let streamed = [&b"\"stream\":true"[..], &b"\"stream\": true"[..]];
-            if streamed.iter().any(|flag| contains(end, flag) || contains(&body[..body.len().min(512)], flag)) {
+            if streamed
+                .iter()
+                .any(|flag| contains(end, flag) || contains(&body[..body.len().min(512)], flag))
+            {
                 events(chunk_gap)
             } else {
                 whole(completion())
             }
         }
         "/v1/models" => {
-            let model = json!({"id": MODEL, "object": "model", "owned_by": "bench", "root": MODEL, "max_model_len": 131_072});
+            let model =
+                json!({"id": MODEL, "object": "model", "owned_by": "bench", "root": MODEL, "max_model_len": 131_072});
             whole(json!({"object": "list", "data": [model]}))
         }
         "/get_model_info" | "/model_info" => whole(json!({"model_path": MODEL, "is_generation": true})),
@@ -111,7 +123,9 @@ fn completion() -> serde_json::Value {
 
 fn whole(value: serde_json::Value) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from(value.to_string())).boxed_unsync());
-    response.headers_mut().insert("content-type", http::HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert("content-type", http::HeaderValue::from_static("application/json"));
     response
 }
 
@@ -131,10 +145,16 @@ fn events(gap: Duration) -> Response<Body> {
             if i > 0 && !gap.is_zero() {
                 tokio::time::sleep(gap).await;
             }
-            Ok(Frame::data(if i < CHUNKS { chunk } else { Bytes::from_static(b"data: [DONE]\n\n") }))
+            Ok(Frame::data(if i < CHUNKS {
+                chunk
+            } else {
+                Bytes::from_static(b"data: [DONE]\n\n")
+            }))
         }
     });
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
-    response.headers_mut().insert("content-type", http::HeaderValue::from_static("text/event-stream"));
+    response
+        .headers_mut()
+        .insert("content-type", http::HeaderValue::from_static("text/event-stream"));
     response
 }

@@ -20,9 +20,24 @@ pub struct Peer {
 
 /// The peers and the versions that were measured.
 pub const PEERS: [Peer; 3] = [
-    Peer { name: "sglang-router", package: "sglang-router==0.3.2", program: "sglang-router", subcommand: &["launch"] },
-    Peer { name: "smg", package: "smg==1.13.0", program: "smg", subcommand: &["launch"] },
-    Peer { name: "vllm-router", package: "vllm-router==0.1.17", program: "vllm-router", subcommand: &[] },
+    Peer {
+        name: "sglang-router",
+        package: "sglang-router==0.3.2",
+        program: "sglang-router",
+        subcommand: &["launch"],
+    },
+    Peer {
+        name: "smg",
+        package: "smg==1.13.0",
+        program: "smg",
+        subcommand: &["launch"],
+    },
+    Peer {
+        name: "vllm-router",
+        package: "vllm-router==0.1.17",
+        program: "vllm-router",
+        subcommand: &[],
+    },
 ];
 
 /// Longest wait for a peer to answer.
@@ -43,19 +58,41 @@ impl Peer {
         let program = folder.join("bin").join(self.program);
         if !program.exists() {
             let (folder, package) = (folder.display(), self.package);
-            bail!("{} is missing: python3 -m venv {folder} && {folder}/bin/pip install {package}", program.display());
+            bail!(
+                "{} is missing: python3 -m venv {folder} && {folder}/bin/pip install {package}",
+                program.display()
+            );
         }
         let (port, metrics) = (super::free_port()?, super::free_port()?);
         let mut command = Command::new(&program);
-        command.args(self.subcommand).args(["--host", "127.0.0.1", "--port", &port.to_string()]);
+        command
+            .args(self.subcommand)
+            .args(["--host", "127.0.0.1", "--port", &port.to_string()]);
         command.args(["--policy", "cache_aware", "--log-level", "error"]);
-        command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics.to_string()]);
+        command.args([
+            "--prometheus-host",
+            "127.0.0.1",
+            "--prometheus-port",
+            &metrics.to_string(),
+        ]);
         command.arg("--worker-urls").args(engines);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-        let child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .kill_on_drop(true);
+        let child = command
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))?;
         let pid = child.id().context("the peer ended at once")?;
         let url = format!("http://127.0.0.1:{port}");
-        super::wait_for_answer(&url, UP_TIMEOUT).await.with_context(|| format!("waiting for {}", self.name))?;
-        Ok(RunningPeer { url, pid, _child: child })
+        super::wait_for_answer(&url, UP_TIMEOUT)
+            .await
+            .with_context(|| format!("waiting for {}", self.name))?;
+        Ok(RunningPeer {
+            url,
+            pid,
+            _child: child,
+        })
     }
 }

@@ -10,10 +10,54 @@ pub const SYSTEM_MESSAGES: usize = 64;
 pub const MODEL: &str = "bench-model";
 
 const WORDS: [&str; 48] = [
-    "the", "engine", "holds", "a", "block", "of", "tokens", "and", "every", "request", "that", "shares", "its", "prefix",
-    "can", "reuse", "it", "when", "router", "knows", "where", "this", "copy", "lies", "while", "load", "changes", "from",
-    "one", "moment", "to", "next", "so", "operators", "look", "at", "queue", "lengths", "before", "they", "decide",
-    "which", "machine", "answers", "first", "without", "waiting", "again",
+    "the",
+    "engine",
+    "holds",
+    "a",
+    "block",
+    "of",
+    "tokens",
+    "and",
+    "every",
+    "request",
+    "that",
+    "shares",
+    "its",
+    "prefix",
+    "can",
+    "reuse",
+    "it",
+    "when",
+    "router",
+    "knows",
+    "where",
+    "this",
+    "copy",
+    "lies",
+    "while",
+    "load",
+    "changes",
+    "from",
+    "one",
+    "moment",
+    "to",
+    "next",
+    "so",
+    "operators",
+    "look",
+    "at",
+    "queue",
+    "lengths",
+    "before",
+    "they",
+    "decide",
+    "which",
+    "machine",
+    "answers",
+    "first",
+    "without",
+    "waiting",
+    "again",
 ];
 
 /// What share of a body may have been seen before.
@@ -52,7 +96,9 @@ fn user_bytes(bytes: usize) -> usize {
 /// The system messages of bodies of `bytes`.
 pub fn system_messages(bytes: usize) -> Vec<String> {
     let mut rng = SmallRng::seed_from_u64(bytes as u64);
-    (0..SYSTEM_MESSAGES).map(|_| text(&mut rng, bytes - user_bytes(bytes))).collect()
+    (0..SYSTEM_MESSAGES)
+        .map(|_| text(&mut rng, bytes - user_bytes(bytes)))
+        .collect()
 }
 
 fn text(rng: &mut SmallRng, bytes: usize) -> String {
@@ -76,7 +122,13 @@ fn text(rng: &mut SmallRng, bytes: usize) -> String {
 impl Prompts {
     /// Bodies whose prompt text has `bytes` bytes.
     pub fn new(seed: u64, bytes: usize, sharing: Sharing, stream: bool) -> Self {
-        Self { rng: SmallRng::seed_from_u64(seed), systems: system_messages(bytes), bytes, sharing, stream }
+        Self {
+            rng: SmallRng::seed_from_u64(seed),
+            systems: system_messages(bytes),
+            bytes,
+            sharing,
+            stream,
+        }
     }
 
     /// The next body.
@@ -89,7 +141,11 @@ impl Prompts {
                 &fresh
             }
         };
-        let user = format!("{:016x} {}", self.rng.random::<u64>(), text(&mut self.rng, user_bytes(self.bytes)));
+        let user = format!(
+            "{:016x} {}",
+            self.rng.random::<u64>(),
+            text(&mut self.rng, user_bytes(self.bytes))
+        );
         let body = json!({
             "model": MODEL,
             "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],

@@ -24,14 +24,23 @@ pub struct Target {
 }
 
 enum Kept {
-    Cairn { _children: Vec<Running>, _holders: Holders, _folder: tempfile::TempDir },
-    Peer { _peer: RunningPeer },
+    Cairn {
+        _children: Vec<Running>,
+        _holders: Holders,
+        _folder: tempfile::TempDir,
+    },
+    Peer {
+        _peer: RunningPeer,
+    },
 }
 
 impl Target {
     /// Cairn's router, policy `kv`, following a real index node in which each shared start lies on one engine.
     pub async fn cairn(engines: &[String]) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("cairn-bench-").tempdir().context("making a temporary directory")?;
+        let folder = tempfile::Builder::new()
+            .prefix("cairn-bench-")
+            .tempdir()
+            .context("making a temporary directory")?;
         let (index_port, router_port) = (super::free_port()?, super::free_port()?);
         let index = format!(
             "cluster = \"bench\"\nnode_id = 1\nlisten = \"127.0.0.1:{index_port}\"\nadvertise = \"127.0.0.1:{index_port}\"\n\
@@ -47,15 +56,31 @@ impl Target {
         children.push(start(folder.path(), "router", &router).await?);
         let pid = children[1].pid().context("the router ended at once")?;
         let url = format!("http://127.0.0.1:{router_port}");
-        super::wait_for_answer(&url, UP_TIMEOUT).await.context("waiting for the router")?;
+        super::wait_for_answer(&url, UP_TIMEOUT)
+            .await
+            .context("waiting for the router")?;
         holders.wait_until_seen(&url).await?;
-        Ok(Self { name: "cairn", url, pid, _kept: Kept::Cairn { _children: children, _holders: holders, _folder: folder } })
+        Ok(Self {
+            name: "cairn",
+            url,
+            pid,
+            _kept: Kept::Cairn {
+                _children: children,
+                _holders: holders,
+                _folder: folder,
+            },
+        })
     }
 
     /// Another router in its cache-aware mode.
     pub async fn peer(peer: Peer, folder: &Path, engines: &[String]) -> anyhow::Result<Self> {
         let running = peer.start(folder, engines).await?;
-        Ok(Self { name: peer.name, url: running.url.clone(), pid: running.pid, _kept: Kept::Peer { _peer: running } })
+        Ok(Self {
+            name: peer.name,
+            url: running.url.clone(),
+            pid: running.pid,
+            _kept: Kept::Peer { _peer: running },
+        })
     }
 }
 
@@ -63,5 +88,11 @@ async fn start(folder: &Path, role: &'static str, config: &str) -> anyhow::Resul
     let path = folder.join(format!("{role}.toml"));
     std::fs::write(&path, config).with_context(|| format!("writing {}", path.display()))?;
     let log = folder.join(format!("{role}.log"));
-    Running::start(ChildSpec { name: role.to_owned(), role, config: path, log }).await
+    Running::start(ChildSpec {
+        name: role.to_owned(),
+        role,
+        config: path,
+        log,
+    })
+    .await
 }
