@@ -122,7 +122,14 @@ fn all() -> Golden {
             tokens,
             &[],
         ));
-        vectors.push(vector("image", block_size, "", "", tokens, &[image.clone()]));
+        vectors.push(vector(
+            "image",
+            block_size,
+            "",
+            "",
+            tokens,
+            std::slice::from_ref(&image),
+        ));
         vectors.push(vector(
             "image and audio",
             block_size,

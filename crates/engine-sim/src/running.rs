@@ -1,8 +1,8 @@
 //! Starting and stopping the process.
 
-use std::pin::Pin;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 

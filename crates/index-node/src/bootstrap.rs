@@ -150,7 +150,7 @@ pub(crate) async fn run(
             return Ok(());
         }
         rounds += 1;
-        if rounds % ROUNDS_PER_LINE == 0 {
+        if rounds.is_multiple_of(ROUNDS_PER_LINE) {
             let join = config.join;
             tracing::info!(?silent, join, "waiting to become a member");
         }

@@ -33,10 +33,11 @@ impl FeedSnapshots {
         reaches: impl Fn(u64) -> bool,
     ) -> Result<Arc<FeedSnapshot>, String> {
         let mut latest = self.latest.lock().await;
-        if let Some(snapshot) = &*latest {
-            if snapshot.made.elapsed() < SHARED_FOR && reaches(snapshot.index) {
-                return Ok(snapshot.clone());
-            }
+        if let Some(snapshot) = &*latest
+            && snapshot.made.elapsed() < SHARED_FOR
+            && reaches(snapshot.index)
+        {
+            return Ok(snapshot.clone());
         }
         let consensus = consensus.clone();
         let made = tokio::task::spawn_blocking(move || make(&consensus)).await;

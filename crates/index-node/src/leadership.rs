@@ -26,10 +26,10 @@ impl Leadership {
     /// The answer of a node that can't serve a call itself and has nobody to pass it to.
     pub(crate) fn unavailable(&self, why: &str) -> Status {
         let mut status = Status::unavailable(why);
-        if let Some((_, address)) = &self.leader {
-            if let (false, Ok(address)) = (self.leads, address.parse()) {
-                status.metadata_mut().insert(LEADER_HINT, address);
-            }
+        if let Some((_, address)) = &self.leader
+            && let (false, Ok(address)) = (self.leads, address.parse())
+        {
+            status.metadata_mut().insert(LEADER_HINT, address);
         }
         status
     }

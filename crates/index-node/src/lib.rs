@@ -3,10 +3,6 @@
 //! The rooms, in the order a batch walks them: `service::ingest` takes it from an agent (or forwards it to the leader),
 //! `batcher` groups it into a log entry, the consensus room commits and applies it, `feed_log` keeps the entry for
 //! `service::feed`. `leases` times agents out, `soft` relays loads and reservations beside the log.
-#![expect(
-    clippy::result_large_err,
-    reason = "tonic::Status is what every gRPC handler answers"
-)]
 
 mod batcher;
 pub mod bench;

@@ -259,6 +259,7 @@ fn pushes_and_soft_frames_are_bounded() {
         keys: vec![1],
         stride: 1,
         ttl_ms: 100,
+        ..Default::default()
     };
     let router = v1::RouterFrame {
         router: "r".to_owned(),

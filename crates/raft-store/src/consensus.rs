@@ -380,14 +380,12 @@ fn open_storage(options: &Options, observer: Arc<dyn Observer>) -> Result<(DataD
     })?;
     let machine = Machine::open(snapshots, options.node, observer)?;
     let snapshot = machine.snapshot_index().unwrap_or(0);
-    if let Some(purged) = log.purged()? {
-        if purged.index > snapshot {
-            return Err(OpenError::Hole {
-                dir: options.dir.clone(),
-                purged: purged.index,
-                snapshot,
-            });
-        }
+    if let Some(purged) = log.purged()?.filter(|purged| purged.index > snapshot) {
+        return Err(OpenError::Hole {
+            dir: options.dir.clone(),
+            purged: purged.index,
+            snapshot,
+        });
     }
     Ok((directory, log, machine))
 }

@@ -5,6 +5,10 @@
 //! and the peer messages are encoded here.
 //!
 //! [`IndexState`]: cairn_index::IndexState
+#![expect(
+    clippy::result_large_err,
+    reason = "openraft's storage error is large, its traits ask for it, and it ends the node"
+)]
 
 mod codec;
 mod consensus;

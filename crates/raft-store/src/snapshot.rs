@@ -143,10 +143,11 @@ impl SnapshotDir {
         };
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.ends_with(SUFFIX) && name != keep {
-                if let Err(error) = std::fs::remove_file(entry.path()) {
-                    tracing::warn!(%error, name, "an old snapshot can't be removed");
-                }
+            if name.ends_with(SUFFIX)
+                && name != keep
+                && let Err(error) = std::fs::remove_file(entry.path())
+            {
+                tracing::warn!(%error, name, "an old snapshot can't be removed");
             }
         }
     }

@@ -172,7 +172,7 @@ impl Plan {
             quoted(&self.data.join(format!("router-{}", i + 1))),
         );
         if let Some(folder) = &args.tokenizer {
-            let _ = write!(text, "tokenizer = {}\n", quoted(folder));
+            let _ = writeln!(text, "tokenizer = {}", quoted(folder));
         }
         text + telemetry
     }

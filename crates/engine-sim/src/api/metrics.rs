@@ -7,6 +7,11 @@ use crate::engine::Engine;
 use crate::histogram::Histogram;
 use crate::rank::Snapshot;
 
+/// Reads a count of a rank.
+type Count = fn(&Snapshot) -> u64;
+/// Reads a figure of a rank.
+type Value = fn(&Snapshot) -> f64;
+
 /// Writes one page.
 struct Page<'a> {
     text: String,
@@ -33,7 +38,7 @@ impl Page<'_> {
     }
 
     /// One sample for each rank and value of a further label.
-    fn split(&mut self, name: &str, kind: &str, help: &str, label: &str, values: &[(&str, fn(&Snapshot) -> u64)]) {
+    fn split(&mut self, name: &str, kind: &str, help: &str, label: &str, values: &[(&str, Count)]) {
         self.head(name, kind, help);
         for (rank, snapshot) in self.snapshots.iter().enumerate() {
             for (value, of) in values {
@@ -252,7 +257,7 @@ fn work(page: &mut Page<'_>) {
 }
 
 fn sglang(page: &mut Page<'_>) {
-    let names: [(&str, &str, fn(&Snapshot) -> f64); 6] = [
+    let names: [(&str, &str, Value); 6] = [
         ("sglang:num_running_reqs", "gauge", |s| s.gauges.running as f64),
         ("sglang:num_queue_reqs", "gauge", |s| {
             (s.gauges.waiting + s.gauges.loading) as f64

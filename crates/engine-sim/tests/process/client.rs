@@ -14,10 +14,12 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// An engine that answers at once, on free ports.
 pub fn instant() -> Config {
-    let mut config = Config::default();
-    config.listen = ([127, 0, 0, 1], 0).into();
+    let mut config = Config {
+        listen: ([127, 0, 0, 1], 0).into(),
+        seed: 7,
+        ..Config::default()
+    };
     config.timing.speed = 0.0;
-    config.seed = 7;
     config
 }
 

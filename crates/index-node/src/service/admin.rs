@@ -20,14 +20,14 @@ impl v1::admin_server::Admin for Service {
     async fn status(&self, request: Request<v1::StatusRequest>) -> Result<Response<v1::StatusReply>, Status> {
         let now = self.node.leader_now();
         let passed_on = request.metadata().contains_key(FORWARDED);
-        if let (Some((_, address)), false, false) = (&now.leader, now.leads, passed_on) {
-            if let Ok(mut client) = self.node.peers.admin(address) {
-                let asked = client.status(forwarded(v1::StatusRequest {}));
-                if let Ok(Ok(reply)) = tokio::time::timeout(STATUS_PATIENCE, asked).await {
-                    let mut reply = reply.into_inner();
-                    reply.node = self.node.config.node_id;
-                    return Ok(Response::new(reply));
-                }
+        if let (Some((_, address)), false, false) = (&now.leader, now.leads, passed_on)
+            && let Ok(mut client) = self.node.peers.admin(address)
+        {
+            let asked = client.status(forwarded(v1::StatusRequest {}));
+            if let Ok(Ok(reply)) = tokio::time::timeout(STATUS_PATIENCE, asked).await {
+                let mut reply = reply.into_inner();
+                reply.node = self.node.config.node_id;
+                return Ok(Response::new(reply));
             }
         }
         Ok(Response::new(v1::StatusReply {

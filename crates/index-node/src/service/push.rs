@@ -74,7 +74,6 @@ async fn read(
             let batch = Batch::try_from(message).inspect_err(|_| {
                 Metrics::count(&node.metrics.refused, "batch_invalid");
             })?;
-            node.leases.touch(batch.source, batch.incarnation);
             let Ok(answer) = answers.clone().reserve_owned().await else {
                 return Ok(());
             };
@@ -86,6 +85,16 @@ async fn read(
         }
     }
     Ok(())
+}
+
+/// A batch of the present lifetime is as good as a renewal; one of an earlier lifetime is nobody's.
+fn heard(node: &Node, answer: &BatchAnswer) {
+    match &answer.outcome {
+        BatchOutcome::Applied { .. } | BatchOutcome::Duplicate | BatchOutcome::OutOfOrder { .. } => {
+            node.leases.touch(answer.source, answer.incarnation);
+        }
+        BatchOutcome::Fenced { .. } | BatchOutcome::UnknownSource => {}
+    }
 }
 
 /// Renews leases; those that name no present lifetime are answered, so that their agents stop.
@@ -133,6 +142,7 @@ async fn write(
         for outcome in group.drain(..) {
             match outcome {
                 Outcome::Answered(answer, index) => {
+                    heard(&node, &answer);
                     reply.applied_index = reply.applied_index.max(index);
                     reply.acks.push(answer.into());
                 }

@@ -247,13 +247,17 @@ async fn drains_and_policies_are_set_through_any_node_and_unknown_names_are_told
     );
     let status = client.status(v1::StatusRequest {}).await.unwrap().into_inner();
     assert!(status.workers[0].draining);
-    assert_eq!(status.members.len(), 3);
-    assert!(
-        status
-            .members
-            .iter()
-            .all(|m| ["leader", "follower"].contains(&m.role.as_str()))
-    );
+    eventually("every member answers for itself", || async {
+        let members = admin(&addresses[follower])
+            .members(v1::MembersRequest {})
+            .await
+            .ok()?
+            .into_inner()
+            .members;
+        let answers = |m: &v1::Member| ["leader", "follower"].contains(&m.role.as_str()) && m.applied_index > 0;
+        (members.len() == 3 && members.iter().all(answers)).then_some(())
+    })
+    .await;
     drain.undo = true;
     client.drain(drain.clone()).await.unwrap();
     drain.engine_url = "http://nobody:1".to_owned();
