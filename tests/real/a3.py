@@ -69,7 +69,7 @@ class Load:
                 with self.lock:
                     done.append(result)
 
-        threads = [threading.Thread(target=work) for _ in range(workers)]
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -164,6 +164,7 @@ def main():
             for engine in engines:
                 engine.wait()
             cluster = Cluster(engines).wait()
+            print(f"three engines and the cluster are up; logs in {folder} and {cluster.folder}", flush=True)
             load = Load(cluster)
             chance = measure(load, engines, "random", 1)
             kv = measure(load, engines, "kv", 1)

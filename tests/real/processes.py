@@ -1,5 +1,6 @@
 """Processes of a test: real engines and Cairn's roles, each started, waited for within a bound, and ended by its id."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -19,6 +20,14 @@ MODEL = "tiny"
 START_SECONDS = 240  # imports take 25 CPU seconds an engine; several start at once on few cores
 STOP_SECONDS = 30
 BLOCK = 32  # the smallest block of vLLM's CPU attention
+
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent():
+    """In a child: be asked to end when the test dies, however it dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def skip(test, why):
@@ -97,7 +106,8 @@ class Process:
 
     def start(self):
         with open(self.log, "ab") as log:
-            self.child = subprocess.Popen(self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env, start_new_session=True)
+            self.child = subprocess.Popen(
+                self.command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.env, start_new_session=True, preexec_fn=die_with_parent)
 
     def alive(self):
         return self.child.poll() is None
