@@ -21,4 +21,4 @@ mod soft;
 mod soft_relay;
 
 pub use config::{Config, ConfigError, PeerConfig};
-pub use running::{Running, StartError, start, start_on};
+pub use running::{Running, StartError, recover, start, start_on};

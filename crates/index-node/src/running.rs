@@ -101,6 +101,17 @@ async fn open(config: Config) -> Result<Running, StartError> {
     start_on(config, listener).await
 }
 
+/// Makes a stopped node the only member of its cluster, with all that it has; for a quorum that is lost for good.
+///
+/// # Errors
+/// [`StartError`], naming cause and remedy.
+pub async fn recover(config: Config) -> Result<(), StartError> {
+    config.validate()?;
+    let advertise = advertised(&config, config.listen);
+    cairn_raft_store::recover_alone(options(&config), &advertise).await?;
+    Ok(())
+}
+
 /// Like [`start`], on a listener that is bound already.
 ///
 /// # Errors

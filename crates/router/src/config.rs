@@ -28,6 +28,8 @@ pub struct Config {
     pub pool: Vec<PoolConfig>,
     /// Tenants; without any, `cache_salt` is used as clients send it.
     pub tenant: Vec<TenantConfig>,
+    /// Folder with the tokenizer of pools that name none under `[[pool]]`; empty to look for it.
+    pub tokenizer: String,
     /// Policy of pools for which neither `[[pool]]` nor the cluster names one.
     pub policy: String,
     /// Whether `x-cairn-policy` may choose the policy of a request.
@@ -140,6 +142,7 @@ impl Default for Config {
             engine: Vec::new(),
             pool: Vec::new(),
             tenant: Vec::new(),
+            tokenizer: String::new(),
             policy: "kv".into(),
             allow_policy_header: false,
             data_dir: String::new(),
@@ -298,7 +301,9 @@ name = ""
 # Name of the cluster whose feed is followed; empty accepts any.
 cluster = ""
 # Index nodes; empty routes over [[engine]] alone.
-index = []                      # ["http://127.0.0.1:7100"]
+index = []                      # ["http://127.0.0.1:7400"]
+# Folder with the tokenizer of pools that name none under [[pool]]; empty to look for it.
+tokenizer = ""
 # Policy of pools for which neither [[pool]] nor the cluster names one.
 policy = "kv"
 # Whether the header x-cairn-policy may choose the policy of a request.

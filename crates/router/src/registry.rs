@@ -142,7 +142,10 @@ fn load_tokenizers(router: &Arc<Router>, tasks: &mut JoinSet<()>) {
     for pool in fleet.pools.iter().filter(|pool| pool.is_known()) {
         let slot = router.tokens_of(&pool.name);
         let configured = router.config.pool.iter().find(|own| own.name == pool.name);
-        let configured = configured.map(|own| own.tokenizer.clone()).unwrap_or_default();
+        let own = configured
+            .map(|own| own.tokenizer.as_str())
+            .filter(|folder| !folder.is_empty());
+        let configured = own.unwrap_or(&router.config.tokenizer).to_owned();
         let source = (configured, pool.model_root.clone(), pool.models.clone());
         if !slot.is_due(&source) {
             continue;

@@ -83,7 +83,7 @@ pub fn init(service: &str, instance: &str, config: &TelemetryConfig) -> Result<G
         return Err(InitError::Ratio(config.sample_ratio));
     }
     let filter =
-        EnvFilter::try_new(format!("{},cairn::trace=off", config.log)).map_err(|source| InitError::Filter {
+        EnvFilter::try_new(format!("openraft=off,{},cairn::trace=off", config.log)).map_err(|source| InitError::Filter {
             filter: config.log.clone(),
             source,
         })?;

@@ -62,7 +62,13 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ),
     (
         "cairn-engine-sim",
-        &["cairn-blocks", "cairn-replay", "cairn-tokens", "cairn-telemetry"],
+        &[
+            "cairn-blocks",
+            "cairn-replay",
+            "cairn-tokens",
+            "cairn-proto",
+            "cairn-telemetry",
+        ],
     ),
     ("cairn", &["*"]),
     ("xtask", &[]),

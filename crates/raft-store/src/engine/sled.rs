@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -26,6 +27,10 @@ const CACHE_BYTES: u64 = 64 << 20;
 const FLUSHES_MAX: usize = 1024;
 /// Records that one removal batch takes.
 const REMOVALS_PER_BATCH: u64 = 4096;
+/// How long a lock may outlive the handle that held it.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// Pause between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Keys of records begin with this, followed by the big-endian position.
 const RECORD: u8 = 1;
@@ -39,6 +44,21 @@ pub struct SledEngine {
     db: Arc<Db>,
     flushes: Mutex<Option<SyncSender<Done>>>,
     flusher: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// Opens the database; a store that this process closed a moment ago still holds its lock while its last handle ends.
+fn open_when_free(config: &sled::Config) -> sled::Result<sled::Db> {
+    let begun = Instant::now();
+    loop {
+        match config.open() {
+            Err(sled::Error::Io(error))
+                if error.to_string().contains("could not acquire lock") && begun.elapsed() < LOCK_PATIENCE =>
+            {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            opened => return opened,
+        }
+    }
 }
 
 impl SledEngine {
@@ -63,7 +83,7 @@ impl SledEngine {
             .use_compression(false)
             .print_profile_on_drop(false);
         let opened = catch_unwind(AssertUnwindSafe(|| {
-            let db = config.open()?;
+            let db = open_when_free(&config)?;
             let tree = db.open_tree(format!("group-{group}"))?;
             Ok((db, tree))
         }));
