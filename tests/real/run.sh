@@ -1,12 +1,27 @@
 #!/usr/bin/env bash
-# Real vLLM engines on CPU behind a real cluster: token ids, hits against the engines' own counters, and a split over NIXL.
+# Real vLLM engines on CPU behind a real cluster: token ids, hits against the engines' own counters, and a split over NIXL whose
+# trace is read back from a real Jaeger where JAEGER_BIN names one. Arguments: which of tokens, a3, a4 to run; all without any.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dir=${CAIRN_VLLM_DIR:-$HOME/.cache/cairn/vllm}
-[ -x "$dir/venv/bin/python" ] || { echo "SKIPPED: real engines: run tests/real/setup.sh first" >&2; exit 0; }
+python=$dir/venv/bin/python
+[ -x "$python" ] || { echo "SKIPPED: real engines: run tests/real/setup.sh first" >&2; exit 0; }
 
-for test in tokens a3 a4; do
+if [ -n "${JAEGER_BIN:-}" ] && [ -z "${JAEGER_QUERY:-}" ]; then
+    read -r JAEGER_HTTP_PORT JAEGER_GRPC_PORT JAEGER_OTLP_PORT < <("$python" -c 'import socket
+held = [socket.socket() for _ in range(3)]
+for s in held: s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in held))')
+    export JAEGER_HTTP_PORT JAEGER_GRPC_PORT JAEGER_OTLP_PORT
+    "$JAEGER_BIN" --config "$here/jaeger.yaml" > /dev/null 2>&1 &
+    jaeger=$!
+    trap 'kill $jaeger 2> /dev/null || true' EXIT
+    export JAEGER_QUERY=http://127.0.0.1:$JAEGER_HTTP_PORT JAEGER_OTLP=http://127.0.0.1:$JAEGER_OTLP_PORT
+fi
+
+[ $# -gt 0 ] || set -- tokens a3 a4
+for test in "$@"; do
     echo "== tests/real/$test.py"
-    "$dir/venv/bin/python" "$here/$test.py"
+    timeout 1500 "$python" -u "$here/$test.py"
 done
