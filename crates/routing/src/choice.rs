@@ -138,7 +138,11 @@ pub(crate) fn choose(
         match (split, &made_whole) {
             (Some(split), None) => return Ok(split),
             (Some(split), Some((_, c))) => {
-                let whole_cost = c.terms.cost().0 + c.inputs.disturbance_us(c.terms.prefill_us);
+                // A worker whose role is decode is there for answers that stream: one will soon, even if none does now.
+                let decodes_only = c.decode_leg && !c.prefill_leg;
+                let expected_us = if decodes_only { c.terms.others_us / 4 } else { 0 };
+                let disturbance_us = c.inputs.disturbance_us(c.terms.prefill_us).max(expected_us);
+                let whole_cost = c.terms.cost().0 + disturbance_us;
                 if split.terms.cost().0 < whole_cost {
                     return Ok(split);
                 }
