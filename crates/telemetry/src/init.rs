@@ -82,11 +82,12 @@ pub fn init(service: &str, instance: &str, config: &TelemetryConfig) -> Result<G
     if !(0.0..=1.0).contains(&config.sample_ratio) {
         return Err(InitError::Ratio(config.sample_ratio));
     }
-    let filter =
-        EnvFilter::try_new(format!("openraft=off,{},cairn::trace=off", config.log)).map_err(|source| InitError::Filter {
+    let filter = EnvFilter::try_new(format!("openraft=off,{},cairn::trace=off", config.log)).map_err(|source| {
+        InitError::Filter {
             filter: config.log.clone(),
             source,
-        })?;
+        }
+    })?;
     let fmt = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
