@@ -89,7 +89,7 @@ impl PairHealth {
         self.pairs.retain(|(p, d), _| *p != worker && *d != worker);
     }
 
-    /// Pairs dropped for [`MAX_PAIRS`].
+    /// Pairs dropped because the table was full.
     #[must_use]
     pub fn bounded(&self) -> u64 {
         self.bounded

@@ -62,7 +62,7 @@ pub enum Effect {
         /// First wanted seq.
         from: u64,
     },
-    /// The engine began a new life: register without `resume`, then call [`Source::registered`].
+    /// The engine began a new life: register without `resume`, then call [`crate::Source::registered`].
     Reregister,
     /// A newer lifetime exists elsewhere: stop reporting this source.
     Stop {
