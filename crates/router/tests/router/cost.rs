@@ -28,7 +28,6 @@ fn cpu(name: &str) -> Duration {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "its figures are its result")]
 #[ignore = "prints figures: cargo test --release -p cairn-router --test router cost -- --ignored --nocapture"]
 fn cost_of_a_request() {
     let runtime = |name: &str| {
