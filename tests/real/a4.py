@@ -15,7 +15,7 @@ import processes
 from a3 import tokens
 from processes import MODEL, Cluster, Engine, call, call_json, free_ports, wait_until
 
-LENGTHS = (3_000, 5_000, 7_000)  # shorter ones are computed where they are decoded: moving them costs more
+LENGTHS = (5_500, 6_500, 7_500)  # short ones are computed where they are decoded: moving them costs more
 
 
 def engine(name, folder, role):
