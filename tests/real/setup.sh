@@ -18,7 +18,11 @@ fi
 for tool in python3 gcc readelf; do
     command -v "$tool" >/dev/null || { echo "setup.sh: $tool is missing; install it and run again" >&2; exit 1; }
 done
-ldconfig -p | grep -q 'libnuma\.so\.1' || { echo "setup.sh: libnuma.so.1 is missing; install it (Debian: libnuma1) and run again" >&2; exit 1; }
+has_numa() { [[ "$(ldconfig -p)" == *libnuma.so.1* ]]; }
+if ! has_numa && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get -qq update >/dev/null && apt-get -qq install -y libnuma1 >/dev/null
+fi
+has_numa || { echo "setup.sh: libnuma.so.1 is missing; install it (Debian: libnuma1) and run again" >&2; exit 1; }
 
 mkdir -p "$dir"
 rm -f "$stamp"
