@@ -19,6 +19,7 @@ import processes
 from processes import BLOCK, MODEL, Cluster, Engine, call, call_json, metric, wait_until
 
 GROUPS, PREFIX, TAIL, REQUESTS, WORKERS = 40, 2_048, 64, 200, 4
+APART = 10  # places between a prefix's first use and its second
 PROMPT = PREFIX + TAIL
 LOST_BATCHES = 500
 TRAFFIC_SECONDS = 2.0
@@ -79,10 +80,20 @@ class Load:
 
 
 def prompts(seed):
-    """The workload of one run: (prompts, tokens that an unbounded cache would hit)."""
+    """The workload of one run: (prompts, tokens that an unbounded cache would hit).
+
+    No prefix comes again while its first use may still be computed: an engine tells of blocks once they exist, and what
+    it will have a second from now is in no committed view (the routers' speculative overlay sends such twins together;
+    it isn't what this test compares).
+    """
     dice = random.Random(seed)
     prefixes = [tokens(10_000 * seed + group, PREFIX) for group in range(GROUPS)]
-    order = [dice.randrange(GROUPS) for _ in range(REQUESTS)]
+    order, first = [], {}
+    while len(order) < REQUESTS:
+        group = dice.randrange(GROUPS)
+        if first.setdefault(group, len(order)) + APART > len(order) > first[group]:
+            continue
+        order.append(group)
     out = [prefixes[group] + tokens(77_000_000 + 100_000 * seed + n, TAIL) for n, group in enumerate(order)]
     return out, (REQUESTS - len(set(order))) * PREFIX
 
@@ -110,8 +121,11 @@ def measure(load, engines, policy, seed):
     hit = hits(engines) - before
     predicted = sum(d["predicted"] for d in done)
     reported = sum(d["cached"] for d in done)
+    unforeseen = sum(d["predicted"] < d["cached"] for d in done)
+    broken = sum(d["predicted"] > d["cached"] for d in done)
     print(f"{policy:7s} {len(done)} requests in {seconds:5.1f} s: hit {hit:.0f} of {REQUESTS * PROMPT} tokens ({100 * hit / (REQUESTS * PROMPT):.1f} %), "
-          f"predicted {predicted}, usage says {reported}, unbounded cache {unbounded}", flush=True)
+          f"predicted {predicted}, usage says {reported}, unbounded cache {unbounded}; "
+          f"{unforeseen} requests hit more than predicted, {broken} less", flush=True)
     return {"hit": hit, "predicted": predicted, "unbounded": unbounded}
 
 
