@@ -81,6 +81,10 @@ pub struct Metrics {
     pub window_full: Counters<SourceLabel>,
     /// Times that a sleeping engine's blocks were purged.
     pub purges: Counters<SourceLabel>,
+    /// Suspects that the engine showed it still has.
+    pub suspects_confirmed: Counters<SourceLabel>,
+    /// Suspects that the engine showed it has no more.
+    pub suspects_cut: Counters<SourceLabel>,
     /// Suspects that a turnover of the cache dropped.
     pub suspects_dropped: Counters<SourceLabel>,
     /// Blocks whose presence is in doubt.
@@ -175,6 +179,46 @@ impl Metrics {
                 "cairn_agent_mirror_bytes",
                 "Memory of the mirror",
                 m.mirror_bytes.clone(),
+            );
+            r.register(
+                "cairn_agent_lost",
+                "Batches lost that replay couldn't bring back",
+                m.lost.clone(),
+            );
+            r.register(
+                "cairn_agent_foreign_rank",
+                "Messages that name another rank than their connection's",
+                m.foreign_rank.clone(),
+            );
+            r.register(
+                "cairn_agent_resent",
+                "Batches sent to the index more than once",
+                m.resent.clone(),
+            );
+            r.register(
+                "cairn_agent_window_full",
+                "Times that the window of unacknowledged batches was full",
+                m.window_full.clone(),
+            );
+            r.register(
+                "cairn_agent_purges",
+                "Times that a sleeping engine's blocks were purged",
+                m.purges.clone(),
+            );
+            r.register(
+                "cairn_agent_suspects_confirmed",
+                "Suspects that the engine still had",
+                m.suspects_confirmed.clone(),
+            );
+            r.register(
+                "cairn_agent_suspects_cut",
+                "Suspects that the engine had no more",
+                m.suspects_cut.clone(),
+            );
+            r.register(
+                "cairn_agent_suspects_dropped",
+                "Suspects that a turnover of the cache dropped",
+                m.suspects_dropped.clone(),
             );
             r.register("cairn_agent_outbox", "Changes not yet in a batch", m.outbox.clone());
             r.register(

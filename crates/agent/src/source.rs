@@ -286,6 +286,10 @@ impl SourceTask {
                     core.acked(now, incarnation, seq, &outcome);
                     self.dirty = true;
                 }
+                Answer::Reused { keys, tokens } => {
+                    core.cached_tokens(&keys, tokens);
+                    self.dirty = true;
+                }
                 Answer::Audit {
                     incarnation,
                     seq,

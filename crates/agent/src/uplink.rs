@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cairn_blocks::BlockKey;
 use cairn_index::{Batch, BatchOutcome, Incarnation, Seq, SourceId, SourceSpec};
 use cairn_ingest::HolderAudit;
 use cairn_proto::{RegisterAnswer, limits, v1};
@@ -46,6 +47,13 @@ pub enum Answer {
         seq: Seq,
         /// How it ended.
         outcome: BatchOutcome,
+    },
+    /// What its engine reused of one prompt, as a router heard it.
+    Reused {
+        /// The prompt's block keys from its start.
+        keys: Vec<BlockKey>,
+        /// How many tokens were reused.
+        tokens: u32,
     },
     /// What the index holds of it.
     Audit {

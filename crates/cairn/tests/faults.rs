@@ -266,8 +266,50 @@ fn lost_event_batches_are_replayed_or_said_and_then_it_is_exact_again() {
         predicted <= cached * 1.01,
         "predicted {predicted} tokens, engines reused {cached}"
     );
+    // What engines reused told the agent of suspects long before its cache had turned over.
+    let looked_at: f64 = agents_pages(&cluster)
+        .iter()
+        .map(|page| {
+            metric(page, "cairn_agent_suspects_confirmed_total") + metric(page, "cairn_agent_suspects_cut_total")
+        })
+        .sum();
+    assert!(
+        looked_at > 0.0,
+        "no suspect was confirmed or cut by what the engine reused"
+    );
+    turn_over_until_exact(&cluster, &engine);
     digests_agree(&cluster);
     cluster.end();
+}
+
+fn agents_pages(cluster: &Cluster) -> Vec<String> {
+    let agents = cluster.ready["agents"].as_array().unwrap();
+    agents
+        .iter()
+        .map(|ops| get(&format!("http://{}/metrics", ops.as_str().unwrap())).1)
+        .collect()
+}
+
+/// New prompts fill the engine's cache until nothing that was in it is left: then every worker is exact again.
+fn turn_over_until_exact(cluster: &Cluster, engine: &str) {
+    let mut n = 0u64;
+    eventually(
+        "a turnover makes the worker exact again",
+        Duration::from_secs(120),
+        || {
+            for _ in 0..16 {
+                n += 1;
+                let tokens: Vec<u64> = (0..4_000)
+                    .map(|t| (n * 6_271 + t * 7_907 + t * t * n) % 3_900 + 10)
+                    .collect();
+                let body = json!({"model": "cairn-demo", "prompt": tokens, "max_tokens": 1});
+                assert_eq!(post(&format!("{engine}/v1/completions"), &body).0, 200);
+            }
+            let status = std::panic::catch_unwind(|| cluster.status()).ok()?;
+            let workers = status["workers"].as_array()?;
+            (workers.len() == 4 && workers.iter().all(|w| w["exact"] == true)).then_some(())
+        },
+    );
 }
 
 /// Predicted and really cached tokens over both routers.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cairn_proto::v1::soft_frame::Frame;
-use cairn_proto::v1::{SoftFrame, SoftFrames};
+use cairn_proto::v1::{Reused, SoftFrame, SoftFrames};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
@@ -52,6 +52,8 @@ pub(crate) struct SoftHub {
     feed: broadcast::Sender<Group>,
     /// Frames of this node's own clients, for the other nodes.
     relay: broadcast::Sender<Group>,
+    /// What engines reused, for the agents whose streams end here.
+    reused: broadcast::Sender<Arc<Reused>>,
 }
 
 impl Default for SoftHub {
@@ -60,6 +62,7 @@ impl Default for SoftHub {
             table: Mutex::default(),
             feed: broadcast::Sender::new(BACKLOG),
             relay: broadcast::Sender::new(BACKLOG),
+            reused: broadcast::Sender::new(BACKLOG),
         }
     }
 }
@@ -70,9 +73,16 @@ impl SoftHub {
         let now = Instant::now();
         let mut taken = Taken::default();
         let mut fresh = Vec::with_capacity(frames.frames.len());
+        let mut passing = Vec::new();
         {
             let mut table = self.table.lock();
             for frame in frames.frames {
+                if let Some(Frame::Reused(reused)) = &frame.frame {
+                    // Nobody listens where no agent's stream ends.
+                    let _ = self.reused.send(Arc::new(reused.clone()));
+                    passing.push(frame);
+                    continue;
+                }
                 match table.keep(&frame, now) {
                     Kind::Fresh => fresh.push(frame),
                     Kind::Old => taken.old += 1,
@@ -80,15 +90,14 @@ impl SoftHub {
                 }
             }
         }
-        taken.fresh = fresh.len();
-        if fresh.is_empty() {
-            return taken;
+        taken.fresh = fresh.len() + passing.len();
+        if !frames.relayed && taken.fresh > 0 {
+            let group = fresh.iter().chain(&passing).cloned().collect();
+            let _ = self.relay.send(Arc::new(group));
         }
-        let group = Arc::new(fresh);
-        if !frames.relayed {
-            let _ = self.relay.send(group.clone());
+        if !fresh.is_empty() {
+            let _ = self.feed.send(Arc::new(fresh));
         }
-        let _ = self.feed.send(group);
         taken
     }
 
@@ -108,6 +117,11 @@ impl SoftHub {
     /// Frames of this node's own clients from here on.
     pub(crate) fn relayed(&self) -> broadcast::Receiver<Group> {
         self.relay.subscribe()
+    }
+
+    /// What engines reused, from here on.
+    pub(crate) fn reused(&self) -> broadcast::Receiver<Arc<Reused>> {
+        self.reused.subscribe()
     }
 
     /// Forgets who is silent.
@@ -132,7 +146,7 @@ impl Table {
         let (map, max, name, version) = match &frame.frame {
             Some(Frame::Load(load)) => (&mut self.loads, LOADS_MAX, &load.source, (load.boot, load.n)),
             Some(Frame::Router(router)) => (&mut self.routers, ROUTERS_MAX, &router.router, (router.boot, router.n)),
-            None => return Kind::Old,
+            Some(Frame::Reused(_)) | None => return Kind::Old,
         };
         if let Some(kept) = map.get_mut(name) {
             if version <= kept.version {
@@ -225,6 +239,28 @@ mod tests {
         assert_eq!(relay.try_recv().unwrap()[0], load("a", 1, 1));
         assert!(relay.try_recv().is_err());
         assert_eq!(feed.try_recv().unwrap()[0], load("a", 1, 1));
+    }
+
+    #[test]
+    fn what_an_engine_reused_goes_to_agents_and_other_nodes_and_is_never_kept() {
+        let hub = SoftHub::default();
+        let (mut relay, (_, mut feed), mut agents) = (hub.relayed(), hub.follow(), hub.reused());
+        let reused = Reused {
+            worker: 3,
+            keys: vec![1, 2],
+            tokens: 16,
+            ..Reused::default()
+        };
+        let frame = SoftFrame {
+            frame: Some(Frame::Reused(reused.clone())),
+        };
+        assert_eq!(publish(&hub, vec![frame.clone()], false).fresh, 1);
+        assert_eq!(*agents.try_recv().unwrap(), reused);
+        assert_eq!(relay.try_recv().unwrap()[0], frame);
+        publish(&hub, vec![frame], true);
+        assert!(agents.try_recv().is_ok() && relay.try_recv().is_err());
+        assert!(feed.try_recv().is_err(), "routers don't need it");
+        assert!(hub.follow().0.is_empty());
     }
 
     #[test]

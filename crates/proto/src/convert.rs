@@ -8,7 +8,7 @@ mod spec;
 
 use crate::v1;
 
-pub use check::{check_push, check_soft};
+pub use check::{check_push, check_reused, check_soft};
 pub use outcome::{BatchAnswer, RegisterAnswer};
 
 /// A message that can't be taken: which field, what is wrong with it and what is allowed.

@@ -6,7 +6,7 @@
 mod convert;
 pub mod security;
 
-pub use convert::{BatchAnswer, RegisterAnswer, WireError, check_push, check_soft, limits};
+pub use convert::{BatchAnswer, RegisterAnswer, WireError, check_push, check_reused, check_soft, limits};
 
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {

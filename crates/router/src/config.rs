@@ -8,6 +8,8 @@ use cairn_index::Role;
 use cairn_telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::lanes::LANES_MAX;
+
 /// What a router is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -48,6 +50,8 @@ pub struct Config {
     pub body_timeout_ms: u64,
     /// Connections served at once; further ones wait to be accepted.
     pub max_connections: usize,
+    /// Threads that serve connections, each with connections of its own; 0 for one per core.
+    pub lanes: usize,
     /// Time in ms to connect to an engine.
     pub connect_timeout_ms: u64,
     /// Interval in ms of engine checks.
@@ -152,6 +156,7 @@ impl Default for Config {
             body_memory_bytes: 512 << 20,
             body_timeout_ms: 30_000,
             max_connections: 8_192,
+            lanes: 0,
             connect_timeout_ms: 1_000,
             check_interval_ms: 1_000,
             tokenize_budget_ms: 50,
@@ -260,6 +265,12 @@ impl Config {
                 return wrong(field, format!("{value} is too small; at least {least}"));
             }
         }
+        if self.lanes > LANES_MAX {
+            return wrong(
+                "lanes",
+                format!("{} is too many; at most {LANES_MAX}, or 0 for one per core", self.lanes),
+            );
+        }
         Ok(())
     }
 
@@ -321,6 +332,8 @@ body_memory_bytes = 536870912
 body_timeout_ms = 30000
 # Connections served at once; further ones wait to be accepted.
 max_connections = 8192
+# Threads that serve connections, each with connections of its own to clients and engines; 0 for one per core.
+lanes = 0
 # Time in ms to connect to an engine, and the interval in ms of engine checks.
 connect_timeout_ms = 1000
 check_interval_ms = 1000

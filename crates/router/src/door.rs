@@ -22,6 +22,7 @@ use crate::body::Endpoint;
 use crate::engines::Health;
 use crate::error::ApiError;
 use crate::fleet::{Pool, Worker};
+use crate::lanes::Lanes;
 use crate::metrics::{Reason, RequestLabels, status_class};
 use crate::reply::{self, ReplyBody};
 use crate::state::{InFlightGuard, Router};
@@ -50,6 +51,7 @@ pub(crate) async fn accept(
     router: Arc<Router>,
     listener: TcpListener,
     tls: Option<Arc<rustls::ServerConfig>>,
+    lanes: Lanes,
     closing: Closing,
 ) {
     let slots = Arc::new(Semaphore::new(router.config.max_connections));
@@ -81,13 +83,19 @@ pub(crate) async fn accept(
         } else {
             closing.drain.clone()
         };
-        closing.connections.spawn(async move {
-            match tls {
-                None => serve(router, stream, peer, end).await,
-                Some(tls) => handshake(router, tls, stream, peer, end).await,
+        let Ok(stream) = stream.into_std() else { continue };
+        let (lane, seat) = lanes.seat();
+        let work = async move {
+            // Registered with the lane's own reactor from here on.
+            if let Ok(stream) = TcpStream::from_std(stream) {
+                match tls {
+                    None => serve(router, stream, peer, end).await,
+                    Some(tls) => handshake(router, tls, stream, peer, end).await,
+                }
             }
-            drop(slot);
-        });
+            drop((slot, seat));
+        };
+        closing.connections.spawn_on(work, lane);
     }
 }
 

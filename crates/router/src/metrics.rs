@@ -61,6 +61,7 @@ pub(crate) struct Metrics {
     pub view_age_ms: Gauge,
     pub view_switches: Family<Reason, Counter>,
     pub bounded: Family<Reason, Counter>,
+    pub samples: Family<Reason, Counter>,
 }
 
 impl Metrics {
@@ -92,6 +93,7 @@ impl Metrics {
             view_age_ms: Gauge::default(),
             view_switches: Family::default(),
             bounded: Family::default(),
+            samples: Family::default(),
         };
         metrics.register();
         metrics
@@ -192,8 +194,13 @@ impl Metrics {
             );
             r.register(
                 "bounded",
-                "Limits that were hit: decisions, approximate, soft",
+                "Limits that were hit: decisions, approximate, soft, reused",
                 m.bounded,
+            );
+            r.register(
+                "tokenizer_samples",
+                "Served encodings compared with the reference encoder: same, different",
+                m.samples,
             );
         });
     }

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use cairn_routing::{CandidateTerms, Choice, DecisionRecord, Ending};
+use cairn_index::{Confidence, DegradedReason};
+use cairn_proto::limits::REUSED_KEYS_MAX;
+use cairn_proto::v1;
+use cairn_routing::{CandidateTerms, Choice, DecisionRecord, Ending, KeySource, Plan};
 use cairn_telemetry::TraceContext;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
@@ -16,6 +19,7 @@ use crate::headers::REQUEST_ID;
 use crate::metrics::{Metrics, Reason, RequestLabels, status_class};
 use crate::relay::{self, Observer, Relay};
 use crate::reply::ReplyBody;
+use crate::soft::REUSED_MAX;
 use crate::sse::{SseWatch, Usage};
 use crate::state::{InFlightGuard, Router};
 
@@ -130,21 +134,22 @@ pub(crate) fn answer(
     strip_usage: bool,
     reservation: Reservation,
     choice: &Choice,
-    worker: Option<&Worker>,
+    (asked, worker): (&Asked<'_>, Option<&Worker>),
 ) -> Response<ReplyBody> {
     let mut decision_headers = HeaderMap::new();
     if exchange.debug {
         debug_headers(&mut decision_headers, choice, worker);
     }
     let predicted = reservation.predicted();
-    let mut response = relayed(exchange, begun, strip_usage, Some(reservation), predicted);
+    let doubted = worker.and_then(|worker| doubted(asked, choice, worker));
+    let mut response = relayed(exchange, begun, strip_usage, Some(reservation), (predicted, doubted));
     response.headers_mut().extend(decision_headers);
     response
 }
 
 /// The same for an answer whose reservation has ended: an engine's refusal that is passed on.
 pub(crate) fn answer_unreserved(exchange: Exchange, begun: Begun) -> Response<ReplyBody> {
-    relayed(exchange, begun, false, None, 0)
+    relayed(exchange, begun, false, None, (0, None))
 }
 
 fn relayed(
@@ -152,7 +157,7 @@ fn relayed(
     begun: Begun,
     strip_usage: bool,
     reservation: Option<Reservation>,
-    predicted: u32,
+    (predicted, doubted): (u32, Option<v1::Reused>),
 ) -> Response<ReplyBody> {
     let metrics = &exchange.router.metrics;
     let status = begun.head.status;
@@ -173,6 +178,7 @@ fn relayed(
         reservation,
         status,
         predicted,
+        doubted,
     };
     let Begun {
         mut head, first, rest, ..
@@ -204,6 +210,20 @@ struct Observed {
     reservation: Option<Reservation>,
     status: StatusCode,
     predicted: u32,
+    doubted: Option<v1::Reused>,
+}
+
+/// The report to be filled in with what the engine reused, where events of it are missing: its agent learns from it
+/// which blocks are still there.
+fn doubted(asked: &Asked<'_>, choice: &Choice, worker: &Worker) -> Option<v1::Reused> {
+    let gap = matches!(worker.confidence, Confidence::Degraded(DegradedReason::Gap));
+    let whole = matches!(choice.plan, Plan::Whole { .. });
+    let tokens = asked.key_source == KeySource::Exact && asked.more.is_empty();
+    (gap && whole && tokens && !worker.source.is_empty()).then(|| v1::Reused {
+        worker: worker.id.0,
+        keys: asked.keys.iter().take(REUSED_KEYS_MAX).map(|key| key.0).collect(),
+        ..v1::Reused::default()
+    })
 }
 
 impl Observer for Observed {
@@ -226,6 +246,15 @@ impl Observer for Observed {
         };
         if let (Ending::Done { .. }, Some(cached), true) = (how, cached, self.exchange.comparable) {
             audit(metrics, self.predicted, cached, self.exchange.prompt_tokens);
+        }
+        if let (Ending::Done { .. }, Some(cached), Some(mut report)) = (how, cached, self.doubted.take()) {
+            report.tokens = u32::try_from(cached).unwrap_or(u32::MAX);
+            let mut reused = self.exchange.router.reused.lock();
+            if reused.len() < REUSED_MAX {
+                reused.push(report);
+            } else {
+                metrics.bounded.get_or_create(&Reason { reason: "reused" }).inc();
+            }
         }
         reservation.finish(how, None);
     }

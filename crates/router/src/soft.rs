@@ -22,6 +22,8 @@ const FRAME_INTERVAL: Duration = Duration::from_millis(50);
 const FRAME_REPEAT: Duration = Duration::from_millis(300);
 /// Frames that wait for a slow node; older ones are worth nothing.
 const FRAMES_QUEUED_MAX: usize = 4;
+/// Reports of what engines reused between two frames; further ones are left out.
+pub(crate) const REUSED_MAX: usize = 64;
 /// Longest life of a prefix in a frame, as the wire allows it.
 const TTL_MS_MAX: u64 = 60_000;
 
@@ -51,7 +53,7 @@ impl SoftSink for Router {
                 Some(v1::soft_frame::Frame::Router(frame)) => {
                     routing.on_router_frame(now, &from_wire(frame));
                 }
-                None => {}
+                Some(v1::soft_frame::Frame::Reused(_)) | None => {}
             }
         }
     }
@@ -163,10 +165,12 @@ async fn feed(router: &Router, frames: mpsc::Sender<v1::SoftFrames>) {
             routing.frame(now)
         };
         something |= !frame.prefixes.is_empty();
+        let reused = std::mem::take(&mut *router.reused.lock());
         let message = v1::SoftFrames {
-            frames: vec![v1::SoftFrame {
-                frame: Some(v1::soft_frame::Frame::Router(to_wire(frame))),
-            }],
+            frames: std::iter::once(v1::soft_frame::Frame::Router(to_wire(frame)))
+                .chain(reused.into_iter().map(v1::soft_frame::Frame::Reused))
+                .map(|frame| v1::SoftFrame { frame: Some(frame) })
+                .collect(),
             relayed: false,
         };
         match frames.try_send(message) {

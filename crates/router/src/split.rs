@@ -141,7 +141,13 @@ async fn bootstrapped(
                     reservation.prefill_done();
                     tokio::spawn(tokio::time::timeout(PREFILL_TIMEOUT, rest(begun)));
                 }
-                Ok(begun) => return Ok(Outcome::Begun { begun, strip_usage: false }),
+                Ok(begun) if begun.head.status.is_client_error() || begun.is_back_pressure() => {
+                    return Ok(Outcome::Begun { begun, strip_usage: false });
+                }
+                Ok(begun) => {
+                    let fault = UpstreamFault::Cut(format!("the prefill leg answered {}", begun.head.status.as_u16()));
+                    return Ok(Outcome::Failed { blamed: prefill.id, fault });
+                }
             },
             answer = &mut decoding => return Ok(match answer {
                 Ok(begun) => Outcome::Begun { begun, strip_usage: edited.strip_usage },

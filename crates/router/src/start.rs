@@ -21,12 +21,13 @@ use crate::decisions::Decisions;
 use crate::door::{self, Closing};
 use crate::engines::Engines;
 use crate::fleet::Fleet;
+use crate::lanes::Lanes;
 use crate::metrics::Metrics;
 use crate::state::{InFlight, Router};
 use crate::tenants::Tenants;
 use crate::upstream::Upstream;
 use crate::view::{Follower, SoftSink, View};
-use crate::{operator, registry, soft};
+use crate::{lanes, operator, registry, samples, soft};
 
 /// Shortest accepted operators' token: 16 random bytes can't be guessed online.
 const OPERATOR_TOKEN_BYTES_MIN: usize = 16;
@@ -51,6 +52,9 @@ pub enum StartError {
         #[source]
         source: std::io::Error,
     },
+    /// The system gives no threads for the lanes.
+    #[error("can't start the lanes; lower `lanes` or raise the process's limits of threads and open files")]
+    Lanes(#[source] std::io::Error),
     /// TLS can't be set up.
     #[error("TLS to engines can't be set up")]
     Tls(#[from] rustls::Error),
@@ -110,8 +114,10 @@ async fn open(config: Config) -> Result<Running, StartError> {
     let ops = open_ops(&router).await?;
     let mut tasks = JoinSet::new();
     let closing = Closing::default();
-    tasks.spawn(door::accept(Arc::clone(&router), listener, tls, closing.clone()));
+    let lanes = Lanes::start(lanes::count(router.config.lanes)).map_err(StartError::Lanes)?;
+    tasks.spawn(door::accept(Arc::clone(&router), listener, tls, lanes, closing.clone()));
     tasks.spawn(registry::keep(Arc::clone(&router), fallback));
+    tasks.spawn(samples::compare(Arc::clone(&router)));
     if !router.config.index.is_empty() {
         let follower = Follower {
             view: Arc::clone(&router.view),
@@ -167,7 +173,11 @@ fn build(config: Config) -> Result<Router, StartError> {
     Ok(Router {
         name,
         metrics: Metrics::new(),
-        upstream: Upstream::new(Duration::from_millis(config.connect_timeout_ms), roots(&config)?)?,
+        upstream: Upstream::new(
+            lanes::count(config.lanes),
+            Duration::from_millis(config.connect_timeout_ms),
+            roots(&config)?,
+        )?,
         engines: Arc::new(Engines::default()),
         fleet: ArcSwap::from_pointee(Fleet::default()),
         view: Arc::new(View::new(Arc::clone(&fleet_changed))),
@@ -175,6 +185,7 @@ fn build(config: Config) -> Result<Router, StartError> {
         routing: Mutex::new(routing),
         retries: Mutex::new(RetryBudget::default()),
         reservations_changed: Notify::new(),
+        reused: Mutex::default(),
         tokens: DashMap::new(),
         asked_engines: crate::ask_engine::Asked::default(),
         tenants,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use cairn_proto::v1;
 use cairn_routing::{Micros, RetryBudget, Routing};
 use dashmap::DashMap;
 use parking_lot::Mutex;
@@ -45,6 +46,8 @@ pub(crate) struct Router {
     pub retries: Mutex<RetryBudget>,
     /// Wakes the task that tells the other routers.
     pub reservations_changed: Notify,
+    /// What engines in doubt reused, until the next frame takes it along.
+    pub reused: Mutex<Vec<v1::Reused>>,
     /// Tokenizers by pool.
     pub tokens: DashMap<String, Arc<PoolTokens>>,
     /// Ids that engines gave where a tokenizer is missing.

@@ -1,5 +1,6 @@
-//! The pooled HTTP client to engines.
+//! The pooled HTTP clients to engines, one for each lane.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,6 +11,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
+use crate::lanes;
+
 /// Idle connections are closed before uvicorn, the engines' server, closes them itself after 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Idle connections kept per engine; an engine runs a few hundred sequences at once.
@@ -17,10 +20,10 @@ const IDLE_PER_ENGINE_MAX: usize = 512;
 
 type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
 
-/// Sends requests to engines over kept connections.
+/// Sends requests to engines over kept connections. Every lane keeps its own, and lane 0 those of all other threads.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    client: Client<Connector, Full<Bytes>>,
+    clients: Arc<[Client<Connector, Full<Bytes>>]>,
 }
 
 /// Why an engine gave no answer.
@@ -50,8 +53,12 @@ impl UpstreamFault {
 }
 
 impl Upstream {
-    /// A client that trusts `roots` for `https` engines.
-    pub(crate) fn new(connect_timeout: Duration, roots: rustls::RootCertStore) -> Result<Self, rustls::Error> {
+    /// Clients for `lanes` lanes that trust `roots` for `https` engines.
+    pub(crate) fn new(
+        lanes: usize,
+        connect_timeout: Duration,
+        roots: rustls::RootCertStore,
+    ) -> Result<Self, rustls::Error> {
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
         http.enforce_http(false);
@@ -66,18 +73,22 @@ impl Upstream {
             .https_or_http()
             .enable_http1()
             .wrap_connector(http);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(IDLE_PER_ENGINE_MAX)
-            .http1_preserve_header_case(false)
-            .build(connector);
-        Ok(Self { client })
+        let client = || {
+            Client::builder(TokioExecutor::new())
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .pool_timer(TokioTimer::new())
+                .pool_max_idle_per_host(IDLE_PER_ENGINE_MAX)
+                .http1_preserve_header_case(false)
+                .build(connector.clone())
+        };
+        Ok(Self {
+            clients: (0..=lanes).map(|_| client()).collect(),
+        })
     }
 
     /// Sends one request; dropping the future cancels it.
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, UpstreamFault> {
-        self.client.request(request).await.map_err(|error| {
+        self.clients[lanes::current()].request(request).await.map_err(|error| {
             if error.is_connect() {
                 UpstreamFault::Connect(chain(&error))
             } else {

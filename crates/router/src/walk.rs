@@ -205,7 +205,7 @@ async fn attempts(
                     strip_usage,
                     reservation,
                     &choice,
-                    worker,
+                    (asked, worker),
                 ));
             }
             Outcome::Failed { blamed, fault } => {

@@ -8,7 +8,10 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{BatchConfigBuilder, BatchSpanProcessor, Sampler, SdkTracerProvider};
-use tracing_subscriber::layer::SubscriberExt;
+use tracing::level_filters::LevelFilter;
+use tracing::subscriber::Interest;
+use tracing::{Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Filter, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
@@ -115,10 +118,31 @@ pub fn init(service: &str, instance: &str, config: &TelemetryConfig) -> Result<G
     });
     tracing_subscriber::registry()
         .with(otel)
-        .with(fmt.with_filter(filter))
+        .with(fmt.with_filter(EventsOf(filter)))
         .try_init()
         .map_err(InitError::Twice)?;
     Ok(Guard { provider })
+}
+
+/// Log lines are events alone: a span that only the log would see costs every request and says nothing there.
+struct EventsOf(EnvFilter);
+
+impl<S: Subscriber> Filter<S> for EventsOf {
+    fn enabled(&self, meta: &Metadata<'_>, cx: &Context<'_, S>) -> bool {
+        meta.is_event() && Filter::enabled(&self.0, meta, cx)
+    }
+
+    fn callsite_enabled(&self, meta: &'static Metadata<'static>) -> Interest {
+        if meta.is_event() {
+            Filter::<S>::callsite_enabled(&self.0, meta)
+        } else {
+            Interest::never()
+        }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Filter::<S>::max_level_hint(&self.0)
+    }
 }
 
 fn provider(service: &str, instance: &str, endpoint: &str, ratio: f64) -> Result<SdkTracerProvider, InitError> {

@@ -71,34 +71,32 @@ pub fn fix(root: &Path) -> anyhow::Result<()> {
 /// The long runs; their sizes come from the variables that the tests read.
 pub fn soak(root: &Path) -> anyhow::Result<()> {
     let mut steps = Steps::default();
-    let test = |package: &str| {
-        cargo(
-            root,
-            &[
-                "test",
-                "--release",
-                "-p",
-                package,
-                "--",
-                "--nocapture",
-                "--test-threads",
-                "1",
-            ],
-        )
+    // Of the whole workspace, like every other build: a part of it would be compiled with other features.
+    let test = |target: &str, filter: &str| {
+        let mut command = cargo(root, &["test", "--release", "--workspace", "--test", target]);
+        command.args(["--", "--nocapture", "--test-threads", "1", filter]);
+        command
     };
     steps.run(
         "simulation, 20,000 seeds",
-        test("cairn-sim").env("CAIRN_SIM_SEEDS", "20000"),
+        test("seeds", "").env("CAIRN_SIM_SEEDS", "20000"),
     )?;
     steps.run(
         "crash suite, 200 kills",
-        test("cairn-raft-store").env("CAIRN_CRASH_ROUNDS", "200"),
+        test("engine", "kill_9").env("CAIRN_CRASH_ROUNDS", "200"),
+    )?;
+    steps.run(
+        "a cluster of index nodes, 20 kills",
+        test("cluster", "faults").env("CAIRN_CRASH_ROUNDS", "20"),
     )?;
     steps.run(
         "index against its oracle, 20 M operations",
-        test("cairn-index").env("CAIRN_FUZZ_OPS", "20000000"),
+        test("residency", "a_million").env("CAIRN_FUZZ_WORLDS", "10000"),
     )?;
-    steps.run("faults under load, full length", test("cairn").env("CAIRN_SOAK", "1"))?;
+    steps.run(
+        "faults under load, full length",
+        test("faults", "").env("CAIRN_SOAK", "1"),
+    )?;
     steps.summary();
     Ok(())
 }

@@ -34,6 +34,8 @@ struct Grown {
     resent: Growth,
     window_full: Growth,
     purges: Growth,
+    suspects_confirmed: Growth,
+    suspects_cut: Growth,
     suspects_dropped: Growth,
 }
 
@@ -133,6 +135,12 @@ impl Outlet {
             .window_full
             .follow(stats.window_full, &m.window_full.get_or_create(label));
         self.grown.purges.follow(stats.purges, &m.purges.get_or_create(label));
+        self.grown
+            .suspects_confirmed
+            .follow(stats.suspects_confirmed, &m.suspects_confirmed.get_or_create(label));
+        self.grown
+            .suspects_cut
+            .follow(stats.suspects_cut, &m.suspects_cut.get_or_create(label));
         self.grown
             .suspects_dropped
             .follow(stats.suspects_dropped, &m.suspects_dropped.get_or_create(label));

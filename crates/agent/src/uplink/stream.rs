@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use cairn_proto::{BatchAnswer, limits, v1};
+use cairn_blocks::BlockKey;
+use cairn_index::{Incarnation, SourceId};
+use cairn_proto::{BatchAnswer, check_reused, limits, v1};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
@@ -160,6 +162,18 @@ fn take_reply(shared: &Shared, reply: v1::PushReply) -> Result<(), Status> {
                 "a source does not keep up with its acknowledgements",
             ));
         }
+    }
+    for reused in reply.reused {
+        if check_reused(&reused).is_err() {
+            shared.metrics.index_stray.inc();
+            continue;
+        }
+        let answer = Answer::Reused {
+            keys: reused.keys.into_iter().map(BlockKey).collect(),
+            tokens: reused.tokens,
+        };
+        // A source that is busy misses one; its suspects go with the next turnover anyway.
+        shared.hand_over(SourceId(reused.source), Incarnation(reused.incarnation), answer);
     }
     Ok(())
 }

@@ -45,9 +45,46 @@ pub struct RouterBenchArgs {
     /// Fewer requests: enough to see that it works, too few to quote.
     #[arg(long)]
     quick: bool,
+    /// Measure only this kind of request, such as `32768:whole:1` (bytes, `whole` or `stream`, connections).
+    #[arg(long, value_name = "BYTES:KIND:CONNECTIONS", value_parser = only)]
+    only: Option<(usize, bool, usize)>,
+    /// Requests for each row, instead of the built-in numbers.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1_000_000))]
+    requests: Option<u32>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
+}
+
+impl RouterBenchArgs {
+    fn wants(&self, shape: Shape) -> bool {
+        self.only
+            .is_none_or(|only| only == (shape.bytes, shape.stream, shape.connections))
+    }
+
+    fn requests(&self, quick: usize, full: usize) -> usize {
+        match self.requests {
+            Some(requests) => requests as usize,
+            None if self.quick => quick,
+            None => full,
+        }
+    }
+}
+
+fn only(text: &str) -> Result<(usize, bool, usize), String> {
+    let wrong = || format!("`{text}` is no kind of request; give one such as 32768:whole:1");
+    let [bytes, kind, connections] = text.split(':').collect::<Vec<_>>()[..] else {
+        return Err(wrong());
+    };
+    let stream = match kind {
+        "whole" => false,
+        "stream" => true,
+        _ => return Err(wrong()),
+    };
+    let (Ok(bytes @ (2048 | 32_768)), Ok(connections @ (1 | 32))) = (bytes.parse(), connections.parse()) else {
+        return Err(format!("{}; sizes are 2048 and 32768, connections 1 and 32", wrong()));
+    };
+    Ok((bytes, stream, connections))
 }
 
 /// Measures and prints.
@@ -78,7 +115,9 @@ async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
         );
         rows(args, &cairn, &instant.urls, &mut runs).await?;
     }
-    chunk_row(args, &Target::cairn(&paced.urls).await?, &paced.urls, &mut runs).await?;
+    if args.only.is_none() {
+        chunk_row(args, &Target::cairn(&paced.urls).await?, &paced.urls, &mut runs).await?;
+    }
     if args.peers {
         for peer in peers::PEERS {
             rows(
@@ -88,8 +127,10 @@ async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
                 &mut runs,
             )
             .await?;
-            let paced_peer = Target::peer(peer, &args.peers_dir, &paced.urls).await?;
-            chunk_row(args, &paced_peer, &paced.urls, &mut runs).await?;
+            if args.only.is_none() {
+                let paced_peer = Target::peer(peer, &args.peers_dir, &paced.urls).await?;
+                chunk_row(args, &paced_peer, &paced.urls, &mut runs).await?;
+            }
         }
     }
     extra.insert("tokenised_mb_per_s".into(), json!(holders::tokenised_mb_per_s()?));
@@ -119,11 +160,10 @@ async fn rows(
                 connections,
                 sharing,
             };
-            let requests = match (args.quick, bytes) {
-                (true, _) => 60,
-                (false, 2048) => 1500,
-                (false, _) => 600,
-            };
+            if !args.wants(shape) || (args.only.is_some() && matches!(sharing, Sharing::Unique)) {
+                continue;
+            }
+            let requests = args.requests(60, if bytes == 2048 { 1500 } else { 600 });
             runs.push(row(target, engines, shape, requests, 0).await?);
             progress(runs.last());
         }
@@ -144,7 +184,7 @@ async fn chunk_row(
         connections: 32,
         sharing: Sharing::Shared,
     };
-    let requests = if args.quick { 64 } else { 960 };
+    let requests = args.requests(64, 960);
     runs.push(row(target, engines, shape, requests, CHUNK_GAP.as_millis() as u64).await?);
     progress(runs.last());
     Ok(())

@@ -105,7 +105,8 @@ pub struct RouterRole;
 
 impl Role for RouterRole {
     const NAME: &'static str = "router";
-    const THREADS: usize = 0;
+    // Requests run on the router's own lanes; these threads follow the index.
+    const THREADS: usize = 2;
     type Config = cairn_router::Config;
     type Running = cairn_router::Running;
 

@@ -22,6 +22,7 @@ pub fn check_soft(frames: &v1::SoftFrames) -> Result<(), WireError> {
         match frame.frame.as_ref().ok_or(WireError::Missing { field: "frame" })? {
             v1::soft_frame::Frame::Load(load) => check_load(load)?,
             v1::soft_frame::Frame::Router(router) => check_router(router)?,
+            v1::soft_frame::Frame::Reused(reused) => check_reused(reused)?,
         }
     }
     Ok(())
@@ -39,6 +40,14 @@ fn short(field: &'static str, value: &str) -> Result<(), WireError> {
         });
     }
     Ok(())
+}
+
+/// Checks what an engine is said to have reused, on its way to the agent too.
+///
+/// # Errors
+/// Where it names more blocks than any prompt has.
+pub fn check_reused(reused: &v1::Reused) -> Result<(), WireError> {
+    count("reused.keys", reused.keys.len(), limits::REUSED_KEYS_MAX)
 }
 
 fn check_load(load: &v1::LoadReport) -> Result<(), WireError> {

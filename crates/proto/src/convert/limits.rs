@@ -28,6 +28,8 @@ pub const RESERVATIONS_MAX: usize = 16_384;
 pub const PREFIXES_MAX: usize = 4096;
 /// Keys over all speculative prefixes of one router frame.
 pub const PREFIX_KEYS_MAX: usize = 65_536;
+/// Keys of one report of what an engine reused: 262,144 tokens in blocks of 16.
+pub const REUSED_KEYS_MAX: usize = 16_384;
 /// Longest life a speculative prefix may ask for, in milliseconds.
 pub const PREFIX_TTL_MS_MAX: u32 = 60_000;
 /// Deepest block a chain may have: sixteen million blocks.

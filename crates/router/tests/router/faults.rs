@@ -285,6 +285,69 @@ async fn split_world() -> World {
     }
 }
 
+#[tokio::test]
+async fn both_legs_of_sglang_meet_in_one_room_and_end_together() {
+    let index = Index::start().await;
+    let (mut engines, mut workers) = (Vec::new(), Vec::new());
+    for role in [Role::Prefill, Role::Decode] {
+        let engine = Engine::start("m").await;
+        let bootstrap = (role == Role::Prefill).then(|| "10.0.0.7:8765".to_owned());
+        workers.push(index.register_with(&engine.url(), role, 0, 1, bootstrap));
+        engines.push(engine);
+    }
+    let world = World {
+        index,
+        engines,
+        workers,
+    };
+    let (prefill, decode) = (&world.engines[0], &world.engines[1]);
+    decode.set(Mode::Hold { after: 1 });
+    let router = world.router().await;
+    let mut held = Vec::new();
+    for _ in 0..24 {
+        held.push(open(router.addr, post("/v1/completions", STREAM)).await);
+    }
+    decode.set(Mode::Answer { chunks: 3 });
+    let answer = send(router.addr, post("/v1/completions", long_body(true))).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.body.ends_with("data: [DONE]\n\n"));
+    let leg = |engine: &Engine| {
+        let seen = engine
+            .seen()
+            .into_iter()
+            .find(|seen| seen.body.contains("bootstrap_room"));
+        serde_json::from_str::<serde_json::Value>(&seen.expect("a leg went there").body).unwrap()
+    };
+    let (one, other) = (leg(prefill), leg(decode));
+    assert_eq!(
+        (&one["bootstrap_host"], &one["bootstrap_port"]),
+        (&"10.0.0.7".into(), &8765.into())
+    );
+    for field in [
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "prompt",
+        "max_tokens",
+    ] {
+        assert_eq!(one[field], other[field], "{field}");
+    }
+    assert!(one["bootstrap_room"].as_i64().is_some_and(|room| room >= 0));
+
+    // The prefill that fails ends the decode leg, which waits for its blocks, within a second.
+    prefill.set(Mode::Status(500));
+    decode.set(Mode::Hang);
+    let waiting = || decode.running.load(Ordering::SeqCst);
+    let before = waiting();
+    let asked = Instant::now();
+    let answer = send(router.addr, post("/v1/completions", long_body(true))).await;
+    assert!(answer.status >= 500, "{answer:?}");
+    until("the decode leg's end", || waiting() <= before).await;
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    drop(held);
+    nothing_is_reserved(&router).await;
+}
+
 /// A prompt whose prefill outweighs a transfer.
 fn long_body(stream: bool) -> String {
     serde_json::json!({"model": "m", "prompt": tokens(33, 3500), "stream": stream, "max_tokens": 50}).to_string()

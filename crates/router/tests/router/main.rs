@@ -2,7 +2,6 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod client;
-mod cost;
 mod engine;
 mod faults;
 mod hostile;
