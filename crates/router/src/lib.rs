@@ -6,6 +6,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, missing_docs))]
 
+mod alarms;
 mod ask;
 mod ask_engine;
 mod body;

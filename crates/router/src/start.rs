@@ -15,6 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
+use crate::alarms::Alarms;
 use crate::body::{BodyGate, BodyLimits};
 use crate::config::{Config, ConfigError};
 use crate::decisions::Decisions;
@@ -117,6 +118,8 @@ async fn open(config: Config) -> Result<Running, StartError> {
     let lanes = Lanes::start(lanes::count(router.config.lanes)).map_err(StartError::Lanes)?;
     tasks.spawn(door::accept(Arc::clone(&router), listener, tls, lanes, closing.clone()));
     tasks.spawn(registry::keep(Arc::clone(&router), fallback));
+    let ringing = Arc::clone(&router);
+    tasks.spawn(async move { ringing.alarms.ring().await });
     tasks.spawn(samples::compare(Arc::clone(&router)));
     if !router.config.index.is_empty() {
         let follower = Follower {
@@ -184,6 +187,7 @@ fn build(config: Config) -> Result<Router, StartError> {
         fleet_changed,
         routing: Mutex::new(routing),
         retries: Mutex::new(RetryBudget::default()),
+        alarms: Alarms::default(),
         reservations_changed: Notify::new(),
         reused: Mutex::default(),
         tokens: DashMap::new(),

@@ -11,6 +11,7 @@ use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::alarms::Alarms;
 use crate::body::{BodyGate, BodyLimits};
 use crate::config::Config;
 use crate::decisions::Decisions;
@@ -44,6 +45,8 @@ pub(crate) struct Router {
     pub routing: Mutex<Routing>,
     /// Second attempts.
     pub retries: Mutex<RetryBudget>,
+    /// Tells requests that their answer should have begun by now.
+    pub alarms: Alarms,
     /// Wakes the task that tells the other routers.
     pub reservations_changed: Notify,
     /// What engines in doubt reused, until the next frame takes it along.

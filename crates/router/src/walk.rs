@@ -103,7 +103,11 @@ fn request_id(headers: &mut HeaderMap) -> String {
     {
         return id.to_string();
     }
-    let id = uuid::Uuid::new_v4().simple().to_string();
+    // From the thread's own generator: the system's would be asked by a system call for each request.
+    let id = uuid::Builder::from_random_bytes(rand::random())
+        .into_uuid()
+        .simple()
+        .to_string();
     if let Ok(value) = HeaderValue::from_str(&id) {
         headers.insert(REQUEST_ID, value);
     }
@@ -171,7 +175,7 @@ async fn attempts(
                 if exchange.streamed {
                     sent.await?
                 } else {
-                    until_answered(sent, &mut reservation, choice.terms.ttft()).await?
+                    until_answered(router, sent, &mut reservation, choice.terms.ttft()).await?
                 }
             }
             Plan::Split { prefill, decode } => {
@@ -308,11 +312,17 @@ fn choose(
 
 /// Waits for an answer that doesn't show its first token: when that is due, the request stops counting as a waiting
 /// prefill.
-async fn until_answered<T>(sent: impl Future<Output = T>, reservation: &mut Reservation, due: Micros) -> T {
+async fn until_answered<T>(
+    router: &Router,
+    sent: impl Future<Output = T>,
+    reservation: &mut Reservation,
+    due: Micros,
+) -> T {
+    let due = router.alarms.after(std::time::Duration::from_micros(due.0));
     tokio::pin!(sent);
     tokio::select! {
         answer = &mut sent => return answer,
-        () = tokio::time::sleep(std::time::Duration::from_micros(due.0)) => {}
+        () = due.notified() => {}
     }
     reservation.assume_first_token();
     sent.await

@@ -45,9 +45,10 @@ pub struct RouterBenchArgs {
     /// Fewer requests: enough to see that it works, too few to quote.
     #[arg(long)]
     quick: bool,
-    /// Measure only this kind of request, such as `32768:whole:1` (bytes, `whole` or `stream`, connections).
+    /// Measure only this kind of request, such as `32768:whole:1`: bytes, `whole`, `stream` or `paced` (the chunks' row),
+    /// connections.
     #[arg(long, value_name = "BYTES:KIND:CONNECTIONS", value_parser = only)]
-    only: Option<(usize, bool, usize)>,
+    only: Option<Only>,
     /// Requests for each row, instead of the built-in numbers.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(3..=1_000_000))]
     requests: Option<u32>,
@@ -56,10 +57,32 @@ pub struct RouterBenchArgs {
     json: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Only {
+    Instant {
+        bytes: usize,
+        stream: bool,
+        connections: usize,
+    },
+    Paced,
+}
+
 impl RouterBenchArgs {
     fn wants(&self, shape: Shape) -> bool {
-        self.only
-            .is_none_or(|only| only == (shape.bytes, shape.stream, shape.connections))
+        let (bytes, stream, connections) = (shape.bytes, shape.stream, shape.connections);
+        let kind = Only::Instant {
+            bytes,
+            stream,
+            connections,
+        };
+        match self.only {
+            None => true,
+            Some(only) => only == kind && !matches!(shape.sharing, Sharing::Unique),
+        }
+    }
+
+    fn wants_paced(&self) -> bool {
+        self.only.is_none_or(|only| only == Only::Paced)
     }
 
     fn requests(&self, quick: usize, full: usize) -> usize {
@@ -71,20 +94,25 @@ impl RouterBenchArgs {
     }
 }
 
-fn only(text: &str) -> Result<(usize, bool, usize), String> {
-    let wrong = || format!("`{text}` is no kind of request; give one such as 32768:whole:1");
+fn only(text: &str) -> Result<Only, String> {
+    let wrong = || {
+        format!(
+            "`{text}` is no kind of request; give 2048 or 32768, whole or stream, and 1 or 32, such as 32768:whole:1, or \
+             2048:paced:32"
+        )
+    };
     let [bytes, kind, connections] = text.split(':').collect::<Vec<_>>()[..] else {
         return Err(wrong());
     };
-    let stream = match kind {
-        "whole" => false,
-        "stream" => true,
-        _ => return Err(wrong()),
-    };
-    let (Ok(bytes @ (2048 | 32_768)), Ok(connections @ (1 | 32))) = (bytes.parse(), connections.parse()) else {
-        return Err(format!("{}; sizes are 2048 and 32768, connections 1 and 32", wrong()));
-    };
-    Ok((bytes, stream, connections))
+    match (bytes.parse(), kind, connections.parse()) {
+        (Ok(2048), "paced", Ok(32)) => Ok(Only::Paced),
+        (Ok(bytes @ (2048 | 32_768)), "whole" | "stream", Ok(connections @ (1 | 32))) => Ok(Only::Instant {
+            bytes,
+            stream: kind == "stream",
+            connections,
+        }),
+        _ => Err(wrong()),
+    }
 }
 
 /// Measures and prints.
@@ -115,7 +143,7 @@ async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
         );
         rows(args, &cairn, &instant.urls, &mut runs).await?;
     }
-    if args.only.is_none() {
+    if args.wants_paced() {
         chunk_row(args, &Target::cairn(&paced.urls).await?, &paced.urls, &mut runs).await?;
     }
     if args.peers {
@@ -127,7 +155,7 @@ async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
                 &mut runs,
             )
             .await?;
-            if args.only.is_none() {
+            if args.wants_paced() {
                 let paced_peer = Target::peer(peer, &args.peers_dir, &paced.urls).await?;
                 chunk_row(args, &paced_peer, &paced.urls, &mut runs).await?;
             }
@@ -160,7 +188,7 @@ async fn rows(
                 connections,
                 sharing,
             };
-            if !args.wants(shape) || (args.only.is_some() && matches!(sharing, Sharing::Unique)) {
+            if !args.wants(shape) {
                 continue;
             }
             let requests = args.requests(60, if bytes == 2048 { 1500 } else { 600 });
