@@ -249,6 +249,7 @@ fn lost_event_batches_are_replayed_or_said_and_then_it_is_exact_again() {
         all_exact(&cluster, Duration::from_secs(20));
     }
     let load = Load::start(vec![cluster.router(0), cluster.router(1)], RATE);
+    run_on(&load);
     lose_batches(&engine, if soak() { 50_000 } else { 2_000 }, true);
     std::thread::sleep(pause_for_load());
     let tally = load.end();

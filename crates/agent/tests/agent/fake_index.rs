@@ -344,6 +344,7 @@ fn take_push(world: &Mutex<World>, push: v1::PushRequest) -> Result<Option<v1::P
         let reply = v1::PushReply {
             acks,
             applied_index: world.log,
+            reused: Vec::new(),
         };
         return Ok((!reply.acks.is_empty()).then_some(reply));
     }
@@ -368,6 +369,7 @@ fn take_push(world: &Mutex<World>, push: v1::PushRequest) -> Result<Option<v1::P
     Ok(Some(v1::PushReply {
         acks,
         applied_index: world.log,
+        reused: Vec::new(),
     }))
 }
 

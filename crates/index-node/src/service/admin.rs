@@ -173,6 +173,11 @@ impl Service {
             Ok(reply) => match reply.member {
                 Some(found) => v1::Member {
                     address: member.peer.address.clone(),
+                    // A new voter may not have applied yet what made it one.
+                    role: match found.role.as_str() {
+                        "learner" if member.voter => "follower".to_owned(),
+                        _ => found.role,
+                    },
                     ..found
                 },
                 None => unreachable("unreachable"),

@@ -11,6 +11,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Bytes of each body that need no permit, so that ordinary requests pass while large half-sent bodies wait;
 /// bounded in sum by the number of connections.
 const FREE_BYTES: usize = 64 * 1024;
+/// Bytes of a refused body that are read and thrown away, so that a client that sends all before it listens hears why.
+const DISCARDED_MAX: u64 = 256 << 20;
+/// Longest time for that.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Granularity of the memory budget.
 const UNIT: usize = 64 * 1024;
 
@@ -66,17 +70,25 @@ impl BodyGate {
     }
 
     /// Reads a body to its end within `limits`.
-    pub(crate) async fn read(&self, body: Incoming, limits: BodyLimits) -> Result<HeldBody, ReadError> {
-        if body.size_hint().lower() > limits.bytes_max as u64 {
-            return Err(ReadError::TooLarge { max: limits.bytes_max });
+    pub(crate) async fn read(&self, mut body: Incoming, limits: BodyLimits) -> Result<HeldBody, ReadError> {
+        let length = body.size_hint().lower();
+        let result = if length > limits.bytes_max as u64 {
+            Err(ReadError::TooLarge { max: limits.bytes_max })
+        } else {
+            match tokio::time::timeout(limits.timeout, self.collect(&mut body, limits.bytes_max)).await {
+                Ok(result) => result,
+                Err(_) => Err(ReadError::Timeout { after: limits.timeout }),
+            }
+        };
+        if matches!(result, Err(ReadError::TooLarge { .. })) && length <= DISCARDED_MAX {
+            // Whether it works or not, the client is told; nothing of it is kept.
+            let _ = tokio::time::timeout(DISCARD_TIMEOUT, discard(&mut body)).await;
         }
-        match tokio::time::timeout(limits.timeout, self.collect(body, limits.bytes_max)).await {
-            Ok(result) => result,
-            Err(_) => Err(ReadError::Timeout { after: limits.timeout }),
-        }
+        result
     }
 
-    async fn collect(&self, mut body: Incoming, max: usize) -> Result<HeldBody, ReadError> {
+    async fn collect(&self, body: &mut Incoming, max: usize) -> Result<HeldBody, ReadError> {
+        let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         let mut permit: Option<OwnedSemaphorePermit> = None;
         let mut first: Option<Bytes> = None;
         let mut rest = BytesMut::new();
@@ -93,7 +105,8 @@ impl BodyGate {
                 None if rest.is_empty() => first = Some(data),
                 None => rest.extend_from_slice(&data),
                 Some(head) => {
-                    rest.reserve(size.max(head.len() * 2));
+                    // At once for what the client announced, as far as no permit is needed for it.
+                    rest.reserve(size.max(head.len() * 2).max(length.min(FREE_BYTES)));
                     rest.extend_from_slice(&head);
                     rest.extend_from_slice(&data);
                 }
@@ -119,6 +132,17 @@ impl BodyGate {
                 Some(held) => held.merge(got),
                 None => *permit = Some(got),
             }
+        }
+    }
+}
+
+/// Reads the rest of a body without keeping it, up to a bound.
+async fn discard(body: &mut Incoming) {
+    let mut left = DISCARDED_MAX;
+    while let Some(Ok(frame)) = body.frame().await {
+        left = left.saturating_sub(frame.data_ref().map_or(0, |data| data.len() as u64));
+        if left == 0 {
+            return;
         }
     }
 }

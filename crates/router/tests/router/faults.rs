@@ -334,16 +334,28 @@ async fn both_legs_of_sglang_meet_in_one_room_and_end_together() {
     }
     assert!(one["bootstrap_room"].as_i64().is_some_and(|room| room >= 0));
 
-    // The prefill that fails ends the decode leg, which waits for its blocks, within a second.
-    prefill.set(Mode::Status(500));
-    decode.set(Mode::Hang);
-    let waiting = || decode.running.load(Ordering::SeqCst);
-    let before = waiting();
-    let asked = Instant::now();
+    // Whoever ends first ends both: the decode engine that fails, and the client that leaves.
+    let running = |engine: &Engine| engine.running.load(Ordering::SeqCst);
+    let before = (running(prefill), running(decode));
+    prefill.set(Mode::Hang);
+    decode.set(Mode::Status(400));
     let answer = send(router.addr, post("/v1/completions", long_body(true))).await;
-    assert!(answer.status >= 500, "{answer:?}");
-    until("the decode leg's end", || waiting() <= before).await;
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert_eq!(answer.status, 400, "{answer:?}");
+    let ended = Instant::now();
+    until("the prefill leg's end", || running(prefill) == before.0).await;
+    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
+
+    decode.set(Mode::Hang);
+    let at = router.addr;
+    let ask = tokio::spawn(async move { open(at, post("/v1/completions", long_body(true))).await });
+    until("both legs", || {
+        (running(prefill), running(decode)) == (before.0 + 1, before.1 + 1)
+    })
+    .await;
+    let left = Instant::now();
+    ask.abort();
+    until("their end", || (running(prefill), running(decode)) == before).await;
+    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
     drop(held);
     nothing_is_reserved(&router).await;
 }
