@@ -38,16 +38,15 @@ fn query(log: &Log, prompt: &[BlockId]) -> Vec<BlockKey> {
     prompt.iter().map(|id| log.blocks.key[*id as usize]).collect()
 }
 
-/// Counts for each worker how many leading keys it holds; `holds` drops from a list of workers those without a key.
+/// Counts for each worker how many leading keys it holds; `holds` keeps of a list of workers those with a key.
 fn walk(
-    workers: u32,
     keys: &[BlockKey],
     found: &mut Vec<(u32, u32)>,
-    mut first: impl FnMut(BlockKey, &mut Vec<u32>),
-    mut holds: impl FnMut(BlockKey, &mut Vec<u32>),
+    first: impl FnOnce(BlockKey, &mut Vec<u32>),
+    mut holds: impl FnMut(BlockKey, &mut Vec<u32>, &mut Vec<u32>),
 ) {
     found.clear();
-    let mut alive = Vec::with_capacity(workers as usize);
+    let (mut alive, mut gone) = (Vec::new(), Vec::new());
     let Some((head, rest)) = keys.split_first() else { return };
     first(*head, &mut alive);
     let mut depth = 1;
@@ -55,19 +54,26 @@ fn walk(
         if alive.is_empty() {
             break;
         }
-        let before = alive.clone();
-        holds(*key, &mut alive);
-        if alive.len() < before.len() {
-            found.extend(before.iter().filter(|w| !alive.contains(w)).map(|w| (*w, depth)));
-        }
+        holds(*key, &mut alive, &mut gone);
+        found.extend(gone.drain(..).map(|worker| (worker, depth)));
         depth += 1;
     }
-    found.extend(alive.into_iter().map(|w| (w, depth)));
+    found.extend(alive.into_iter().map(|worker| (worker, depth)));
+}
+
+/// Keeps the workers that `held` says yes to, and moves the others to `gone`.
+fn part(alive: &mut Vec<u32>, gone: &mut Vec<u32>, mut held: impl FnMut(u32) -> bool) {
+    alive.retain(|worker| {
+        let stays = held(*worker);
+        if !stays {
+            gone.push(*worker);
+        }
+        stays
+    });
 }
 
 /// A hash map from key to a hash set of workers.
 pub struct MapOfSets {
-    workers: u32,
     map: FxHashMap<BlockKey, FxHashSet<u32>>,
     found: Vec<(u32, u32)>,
 }
@@ -77,9 +83,8 @@ impl Contender for MapOfSets {
     type Query = Vec<BlockKey>;
     type Key = BlockKey;
 
-    fn new(log: &Log) -> Self {
+    fn new(_: &Log) -> Self {
         Self {
-            workers: log.workers,
             map: FxHashMap::default(),
             found: Vec::new(),
         }
@@ -115,13 +120,12 @@ impl Contender for MapOfSets {
     fn find(&mut self, query: &mut Vec<BlockKey>) {
         let map = &self.map;
         walk(
-            self.workers,
             query,
             &mut self.found,
             |key, alive| alive.extend(map.get(&key).into_iter().flatten()),
-            |key, alive| match map.get(&key) {
-                Some(set) => alive.retain(|w| set.contains(w)),
-                None => alive.clear(),
+            |key, alive, gone| match map.get(&key) {
+                Some(set) => part(alive, gone, |worker| set.contains(&worker)),
+                None => gone.append(alive),
             },
         );
     }
@@ -131,9 +135,8 @@ impl Contender for MapOfSets {
     }
 }
 
-/// A sharded concurrent map from key to a list of workers.
+/// A sharded concurrent map from key to an ascending list of workers.
 pub struct ShardedMap {
-    workers: u32,
     map: DashMap<BlockKey, Vec<u32>, FxBuildHasher>,
     found: Vec<(u32, u32)>,
 }
@@ -143,9 +146,8 @@ impl Contender for ShardedMap {
     type Query = Vec<BlockKey>;
     type Key = BlockKey;
 
-    fn new(log: &Log) -> Self {
+    fn new(_: &Log) -> Self {
         Self {
-            workers: log.workers,
             map: DashMap::with_hasher(FxBuildHasher),
             found: Vec::new(),
         }
@@ -159,7 +161,10 @@ impl Contender for ShardedMap {
         for change in batch {
             for key in &change.keys {
                 if change.stored {
-                    self.map.entry(*key).or_default().push(change.worker);
+                    let mut workers = self.map.entry(*key).or_default();
+                    if let Err(at) = workers.binary_search(&change.worker) {
+                        workers.insert(at, change.worker);
+                    }
                 } else {
                     self.map.remove_if_mut(key, |_, workers| {
                         workers.retain(|w| *w != change.worker);
@@ -181,7 +186,6 @@ impl Contender for ShardedMap {
     fn find(&mut self, query: &mut Vec<BlockKey>) {
         let map = &self.map;
         walk(
-            self.workers,
             query,
             &mut self.found,
             |key, alive| {
@@ -189,9 +193,16 @@ impl Contender for ShardedMap {
                     alive.extend_from_slice(&workers);
                 }
             },
-            |key, alive| match map.get(&key) {
-                Some(workers) => alive.retain(|w| workers.contains(w)),
-                None => alive.clear(),
+            |key, alive, gone| match map.get(&key) {
+                // Both ascend, so one pass over each does.
+                Some(workers) => {
+                    let mut rest = workers.iter().copied().peekable();
+                    part(alive, gone, |worker| {
+                        while rest.next_if(|held| *held < worker).is_some() {}
+                        rest.peek() == Some(&worker)
+                    });
+                }
+                None => gone.append(alive),
             },
         );
     }

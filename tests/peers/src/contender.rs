@@ -30,6 +30,10 @@ pub trait Contender: Sized {
     fn clock(&self) -> CpuClock {
         CpuClock::this_thread()
     }
+    /// Events that the index refused: it says that it lacks a parent or a block that the worker holds.
+    fn refused(&self) -> u64 {
+        0
+    }
     /// Bytes that aren't allocated through the allocator: mappings of the index's own.
     fn mapped_bytes(&self) -> usize {
         0

@@ -78,6 +78,7 @@ fn pairs(scores: &OverlapScores, out: &mut Vec<(u32, u32)>) {
 pub struct Radix {
     tree: RadixTree,
     found: OverlapScores,
+    refused: u64,
 }
 
 impl Contender for Radix {
@@ -89,6 +90,7 @@ impl Contender for Radix {
         Self {
             tree: RadixTree::new(),
             found: OverlapScores::new(),
+            refused: 0,
         }
     }
 
@@ -98,7 +100,8 @@ impl Contender for Radix {
 
     fn ingest(&mut self, batch: &mut Self::Batch) {
         for event in batch.drain(..) {
-            self.tree.apply_event(event).expect("the parent is held");
+            // As its own service does: what it refuses is passed over.
+            self.refused += u64::from(self.tree.apply_event(event).is_err());
         }
     }
 
@@ -117,6 +120,10 @@ impl Contender for Radix {
     fn answer(&self, out: &mut Vec<(u32, u32)>) {
         pairs(&self.found, out);
     }
+
+    fn refused(&self) -> u64 {
+        self.refused
+    }
 }
 
 /// The positional index.
@@ -124,6 +131,7 @@ pub struct Positional {
     index: PositionalIndexer,
     lookup: FxHashMap<WorkerWithDpRank, LevelIndex>,
     found: OverlapScores,
+    refused: u64,
 }
 
 impl Contender for Positional {
@@ -136,6 +144,7 @@ impl Contender for Positional {
             index: PositionalIndexer::new(JUMP),
             lookup: FxHashMap::default(),
             found: OverlapScores::new(),
+            refused: 0,
         }
     }
 
@@ -145,9 +154,8 @@ impl Contender for Positional {
 
     fn ingest(&mut self, batch: &mut Self::Batch) {
         for event in batch.drain(..) {
-            self.index
-                .apply_event(&mut self.lookup, event, None)
-                .expect("the parent is held");
+            let applied = self.index.apply_event(&mut self.lookup, event, None);
+            self.refused += u64::from(applied.is_err());
         }
     }
 
@@ -165,6 +173,10 @@ impl Contender for Positional {
 
     fn answer(&self, out: &mut Vec<(u32, u32)>) {
         pairs(&self.found, out);
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused
     }
 }
 

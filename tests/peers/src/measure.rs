@@ -12,7 +12,7 @@ use crate::log::{Event, Log, checksum};
 /// Events between two readings of the CPU clock.
 const BATCH: usize = 1_024;
 /// Queries that are asked in a row for the CPU time of one.
-const IN_A_ROW: usize = 2_000;
+const IN_A_ROW: usize = 1_000;
 
 /// Ingests the whole log.
 pub fn ingest<C: Contender>(log: &Log) -> Value {
@@ -34,6 +34,7 @@ pub fn ingest<C: Contender>(log: &Log) -> Value {
         "ingest_cpu_ns_per_block": spent as f64 / log.changes as f64,
         "bytes_per_membership": bytes as f64 / log.memberships as f64,
         "rss_bytes": rss.max(0),
+        "refused": index.refused(),
     })
 }
 

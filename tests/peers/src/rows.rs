@@ -33,7 +33,7 @@ impl Row {
             };
             let whole = matches!(
                 name.as_str(),
-                "wrong" | "matches" | "rss_bytes" | "match_p50_ns" | "match_p99_ns"
+                "wrong" | "matches" | "refused" | "rss_bytes" | "match_p50_ns" | "match_p99_ns"
             );
             let median = if whole {
                 json!(*median as u64)
@@ -85,7 +85,7 @@ pub fn best_peer<'a>(rows: &'a [Row], figure: &str, exact: bool) -> Option<(f64,
     figures.min_by(|a, b| a.0.total_cmp(&b.0))
 }
 
-const COLUMNS: [(&str, &str); 9] = [
+const COLUMNS: [(&str, &str); 10] = [
     ("ingest_cpu_ns_per_block", "ingest ns"),
     ("match_p50_ns", "p50 ns"),
     ("match_p99_ns", "p99 ns"),
@@ -95,6 +95,7 @@ const COLUMNS: [(&str, &str); 9] = [
     ("rss_bytes", "RSS MB"),
     ("wrong", "wrong"),
     ("matches", "matches"),
+    ("refused", "refused"),
 ];
 
 /// A workload's rows, with Cairn's ratios to the best peer on each figure.
@@ -111,7 +112,7 @@ pub fn table(label: &str, rows: &[Row]) -> String {
         for (name, _) in COLUMNS {
             let scale = if name == "rss_bytes" { 1e-6 } else { 1.0 };
             match row.figure(name) {
-                Some(figure) if name == "wrong" || name == "matches" => {
+                Some(figure) if matches!(name, "wrong" | "matches" | "refused") => {
                     let _ = write!(out, "{figure:>11.0}");
                 }
                 Some(figure) => {

@@ -53,6 +53,7 @@ pub struct Chain<const MAP: bool> {
     /// Id and block map of each worker.
     workers: Vec<(u32, ChainBlockMap)>,
     found: Vec<(u32, u32)>,
+    refused: u64,
 }
 
 impl<const MAP: bool> Contender for Chain<MAP> {
@@ -73,6 +74,7 @@ impl<const MAP: bool> Contender for Chain<MAP> {
             workers: workers.collect(),
             index,
             found: Vec::with_capacity(log.workers as usize),
+            refused: 0,
         }
     }
 
@@ -89,9 +91,8 @@ impl<const MAP: bool> Contender for Chain<MAP> {
             match change {
                 Change::Store { worker, parent, blocks } => {
                     let (id, map) = &mut self.workers[*worker as usize];
-                    self.index
-                        .apply_stored(*id, blocks, *parent, map)
-                        .expect("the parent is held");
+                    let applied = self.index.apply_stored(*id, blocks, *parent, map);
+                    self.refused += u64::from(applied.is_err());
                 }
                 Change::Remove { worker, names } => {
                     let (id, map) = &mut self.workers[*worker as usize];
@@ -124,6 +125,10 @@ impl<const MAP: bool> Contender for Chain<MAP> {
     fn answer(&self, out: &mut Vec<(u32, u32)>) {
         out.extend_from_slice(&self.found);
     }
+
+    fn refused(&self) -> u64 {
+        self.refused
+    }
 }
 
 /// `smg-radix-tree`.
@@ -132,6 +137,7 @@ pub struct Radix {
     holders: Vec<HolderId>,
     scratch: OverlapScratch,
     found: Vec<Overlap>,
+    refused: u64,
 }
 
 impl Contender for Radix {
@@ -147,6 +153,7 @@ impl Contender for Radix {
             holders,
             scratch: OverlapScratch::default(),
             found: Vec::with_capacity(log.workers as usize),
+            refused: 0,
         }
     }
 
@@ -159,7 +166,8 @@ impl Contender for Radix {
             match change {
                 Change::Store { worker, parent, blocks } => {
                     let holder = self.holders[*worker as usize];
-                    self.tree.store(holder, *parent, blocks).expect("the parent is held");
+                    let stored = self.tree.store(holder, *parent, blocks);
+                    self.refused += u64::from(stored.is_err());
                 }
                 Change::Remove { worker, names } => {
                     self.tree.remove(self.holders[*worker as usize], names);
@@ -182,5 +190,9 @@ impl Contender for Radix {
 
     fn answer(&self, out: &mut Vec<(u32, u32)>) {
         out.extend(self.found.iter().map(|o| (o.holder.parts().0, o.depth)));
+    }
+
+    fn refused(&self) -> u64 {
+        self.refused
     }
 }
