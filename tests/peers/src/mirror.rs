@@ -17,9 +17,6 @@ pub struct Mirrored {
     seqs: Vec<u64>,
     residency: Residency,
     depths: Vec<u32>,
-    /// Workers whose mirror has something to tell, and whether each is in the list.
-    touched: Vec<u32>,
-    is_touched: Vec<bool>,
 }
 
 impl Contender for Mirrored {
@@ -38,8 +35,6 @@ impl Contender for Mirrored {
             seqs: vec![0; log.workers as usize],
             residency,
             depths: Vec::with_capacity(log.workers as usize),
-            touched: Vec::new(),
-            is_touched: vec![false; log.workers as usize],
         }
     }
 
@@ -97,16 +92,9 @@ impl Contender for Mirrored {
 
     fn ingest(&mut self, batch: &mut Self::Batch) {
         for (worker, batch) in batch.drain(..) {
-            let at = worker as usize;
-            self.sources[at].live(NOW, batch);
-            if !self.is_touched[at] {
-                self.is_touched[at] = true;
-                self.touched.push(worker);
-            }
-        }
-        for worker in self.touched.drain(..) {
-            self.is_touched[worker as usize] = false;
+            // As agents do: a message that came is told at once.
             let source = &mut self.sources[worker as usize];
+            source.live(NOW, batch);
             while let Some(batch) = source.next_batch(NOW) {
                 let (incarnation, seq) = (batch.incarnation, batch.seq);
                 batch.ops.iter().for_each(|op| apply(&mut self.residency, op));
