@@ -8,6 +8,7 @@
 
 mod ask;
 mod ask_engine;
+pub mod bench;
 mod body;
 mod config;
 mod decide;

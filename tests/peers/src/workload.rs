@@ -51,10 +51,10 @@ impl Workload {
         vec![
             Self::new(CONVERSATION, (64, 16_384), 0.0, all),
             Self::new(CONVERSATION, (64, 16_384), 0.001, all),
-            Self::new(CONVERSATION, (64, 16_384), 1.0, 6_000),
+            Self::new(CONVERSATION, (64, 16_384), 1.0, 5_000),
             Self::new(CHATS, (64, 2_048), 0.0, all),
-            Self::new(CONVERSATION, (1_000, 4_096), 0.0, all),
-            Self::new(AGENTIC, (64, 16_384), 0.0, 4_000),
+            Self::new(CONVERSATION, (1_000, 4_096), 0.0, 8_000),
+            Self::new(AGENTIC, (64, 16_384), 0.0, 2_500),
         ]
     }
 

@@ -24,16 +24,15 @@ impl Residency {
                 let Some(depth) = out.get_mut(share.holder().0 as usize) else {
                     continue;
                 };
-                if *depth != base {
-                    continue;
-                }
                 let held = if share.holes() {
                     self.whole_from(id, share, 0)
                 } else {
                     share.cut()
                 };
-                *depth = base + held.min(common);
-                go_on |= held >= common;
+                // Without branches: whether a holder came this far is hard to guess where many share a run.
+                let here = *depth == base;
+                *depth = if here { base + held.min(common) } else { *depth };
+                go_on |= here & (held >= common);
             }
             base += common;
             let Some(&next) = keys.get(base as usize) else { return };
