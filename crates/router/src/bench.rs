@@ -24,11 +24,13 @@ const SHARED_TOKENS: usize = 2_048;
 /// Time between two entries of the feed, as the leader's batcher makes them.
 const ENTRY: Duration = Duration::from_millis(5);
 /// Chains of the feed that each of its sources keeps.
-const CHAINS_KEPT: u64 = 64;
+const CHAINS_KEPT: u64 = 4;
 /// Sources with changes in one entry.
 const ENTRY_SOURCES: u64 = 8;
 /// Between two decisions, so that both threads get their time.
 const PAUSE: Duration = Duration::from_micros(200);
+/// How long the feed may take until it is steady.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Requests in flight in the ledger.
 const IN_FLIGHT: usize = 128;
 
@@ -81,10 +83,20 @@ pub fn run(options: Options) -> Result<Row, BenchError> {
     let feed = Feed {
         state: Arc::clone(&state),
         stop: Arc::default(),
+        steady: Arc::default(),
         applied: Arc::default(),
     };
-    let (stop, applied) = (Arc::clone(&feed.stop), Arc::clone(&feed.applied));
+    let (stop, steady, applied) = (
+        Arc::clone(&feed.stop),
+        Arc::clone(&feed.steady),
+        Arc::clone(&feed.applied),
+    );
     let thread = std::thread::spawn(move || feed.run(&sources, at, options.feed_changes_per_s));
+    let asked = Instant::now();
+    while options.feed_changes_per_s > 0.0 && !steady.load(Ordering::Relaxed) && asked.elapsed() < PATIENCE {
+        std::thread::sleep(ENTRY);
+    }
+    applied.store(0, Ordering::Relaxed);
     let began = Instant::now();
     let spans = decide_all(&options, &prompts, &state, &mut routing);
     stop.store(true, Ordering::Relaxed);
@@ -310,6 +322,8 @@ fn decide_all(
 struct Feed {
     state: Arc<RwLock<IndexState>>,
     stop: Arc<AtomicBool>,
+    /// It has begun to remove as much as it stores.
+    steady: Arc<AtomicBool>,
     applied: Arc<AtomicU64>,
 }
 
@@ -319,7 +333,9 @@ impl Feed {
         let in_entry = ENTRY_SOURCES.min(sources.len() as u64).max(1);
         let blocks = (changes_per_s * ENTRY.as_secs_f64() / (2.0 * in_entry as f64)) as u64;
         let mut seqs = vec![1u64; sources.len()];
-        let (mut due, mut turn) = (Instant::now(), 0);
+        // First until every source removes as much as it stores, as fast as it goes.
+        let until_steady = sources.len() as u64 * (CHAINS_KEPT + 1) / in_entry + 1;
+        let (mut due, mut turn, mut entries) = (Instant::now(), 0, 0);
         while blocks > 0 && !self.stop.load(Ordering::Relaxed) {
             let mut batches = Vec::new();
             let mut changes = 0;
@@ -339,6 +355,12 @@ impl Feed {
             at.0 += 1;
             let command = Command::Batches(batches);
             self.state.write().apply(at, &command);
+            entries += 1;
+            if entries <= until_steady {
+                due = Instant::now();
+                continue;
+            }
+            self.steady.store(true, Ordering::Relaxed);
             self.applied.fetch_add(changes, Ordering::Relaxed);
             due += ENTRY;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));

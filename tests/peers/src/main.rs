@@ -16,6 +16,7 @@ mod marks;
 mod measure;
 mod mirror;
 mod rows;
+mod scale;
 mod simulate;
 mod smg;
 mod trace;
@@ -35,6 +36,8 @@ use workload::Workload;
 #[global_allocator]
 static ALLOCATOR: allocator::Counting = allocator::Counting;
 
+/// A quick run begins no further index that is far from the best after this, and no further round: it must end soon.
+const QUICK: Duration = Duration::from_secs(200);
 /// Rounds that are wanted of each index that somebody compares with, and the time after which no further one is begun.
 const ROUNDS: usize = 3;
 
@@ -44,6 +47,8 @@ struct Entry {
     ingest: Option<fn(&Log) -> Value>,
     answers: Option<fn(&Log) -> Value>,
     every_round: bool,
+    /// It is the best peer on some figure, so that it is never left out.
+    close: bool,
 }
 
 impl Entry {
@@ -54,6 +59,7 @@ impl Entry {
             ingest: Some(measure::ingest::<C>),
             answers: Some(measure::answers::<C>),
             every_round: true,
+            close: true,
         }
     }
 
@@ -64,6 +70,7 @@ impl Entry {
             ingest: None,
             answers: Some(measure::together::<C>),
             every_round: false,
+            close: false,
         }
     }
 }
@@ -81,7 +88,10 @@ fn entries() -> Vec<Entry> {
             answers: Some(measure::answers::<smg::Chain<true>>),
             ..Entry::once::<smg::Chain<true>>("kv-index/find_matches")
         },
-        Entry::once::<smg::Radix>("smg-radix-tree"),
+        Entry {
+            close: true,
+            ..Entry::once::<smg::Radix>("smg-radix-tree")
+        },
         Entry::once::<dynamo::Compressed>("dynamo/compressed"),
         Entry::once::<dynamo::Radix>("dynamo/radix"),
         Entry::once::<dynamo::Positional>("dynamo/positional"),
@@ -150,10 +160,22 @@ fn main() -> anyhow::Result<()> {
             derivation = measure::derivation(&log);
         }
         let budget = Duration::from_secs(if options.full { 600 } else { 40 });
-        let rows = run(&log, &options, budget, &mut calibrations)?;
+        let late = !options.full && began.elapsed() > QUICK;
+        let rows = run(
+            &log,
+            &options,
+            if late { Duration::ZERO } else { budget },
+            &mut calibrations,
+        )?;
         print!("{}", rows::table(&workload.label(), &rows));
         measured.push((workload, rows));
     }
+    let scale = if options.index.is_empty() && (options.only.is_empty() || options.only == "scale") {
+        isolate::run(scale::measure).context("measuring a thousand workers")?
+    } else {
+        Value::Null
+    };
+    println!("\ncairn alone over a thousand workers: {scale}");
     let marks = marks::judge(&measured);
     println!();
     marks.iter().for_each(|mark| println!("{}", mark.line()));
@@ -183,6 +205,7 @@ fn main() -> anyhow::Result<()> {
             "calibration": { "best_ns": least, "slowdown_median": slowdown(median), "slowdown_worst": slowdown(worst) },
             "derivation": derivation,
             "rows": rows,
+            "scale": scale,
             "marks": marks.iter().map(marks::Mark::to_json).collect::<Vec<_>>(),
         });
         std::fs::write(path, format!("{report:#}\n")).with_context(|| format!("writing {}", path.display()))?;
@@ -193,10 +216,16 @@ fn main() -> anyhow::Result<()> {
 /// Takes turns with all indexes, round by round.
 fn run(log: &Log, options: &Options, budget: Duration, calibrations: &mut Vec<u64>) -> anyhow::Result<Vec<Row>> {
     let began = Instant::now();
-    let entries: Vec<Entry> = entries()
+    let mut entries: Vec<Entry> = entries()
         .into_iter()
         .filter(|e| e.name.contains(&options.index))
         .collect();
+    if budget.is_zero() {
+        let (kept, skipped): (Vec<Entry>, Vec<Entry>) = entries.into_iter().partition(|e| e.close);
+        entries = kept;
+        let names: Vec<&str> = skipped.iter().map(|e| e.name).collect();
+        eprintln!("SKIPPED here, for want of time: {}; --full takes all", names.join(", "));
+    }
     let mut taken: Vec<Vec<Value>> = entries.iter().map(|_| Vec::new()).collect();
     for round in 0..ROUNDS {
         if round > 0 && began.elapsed() > budget {
