@@ -1,5 +1,7 @@
 //! `cairn bench`: figures about Cairn itself, as ratios and CPU, each beside its peer in the same run.
 
+pub mod cluster;
+pub mod decide;
 pub mod router;
 
 use clap::Subcommand;
@@ -9,11 +11,17 @@ use clap::Subcommand;
 pub enum BenchCommand {
     /// A router's added latency, CPU and throughput in front of instant mock engines, beside a direct connection.
     Router(router::RouterBenchArgs),
+    /// A decision from known tokens to a reservation, while the feed changes the view.
+    Decide(decide::DecideBenchArgs),
+    /// The replicated path: three durable nodes, sources that push, a follower that sees.
+    Cluster(cluster::ClusterBenchArgs),
 }
 
 /// Runs one benchmark.
 pub fn run(command: BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Router(args) => router::run(args),
+        BenchCommand::Decide(args) => decide::run(&args),
+        BenchCommand::Cluster(args) => cluster::run(&args),
     }
 }

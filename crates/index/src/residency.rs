@@ -205,6 +205,12 @@ impl Residency {
             + self.holes.capacity() * (size_of::<((RunId, HolderId), Holes)>() + 1)
     }
 
+    /// Bytes of those that are mappings of their own, which no allocator counts.
+    #[must_use]
+    pub fn mapped_bytes(&self) -> usize {
+        self.runs.mapped_bytes()
+    }
+
     /// What the bound on bytes counts: equal on every copy, whatever its allocator and history.
     #[must_use]
     pub fn weight(&self) -> u64 {

@@ -1,13 +1,16 @@
 //! What one engine rank holds, by its own hashes: block keys, depths and copy counts, and what the index was told.
 
+pub(crate) mod arena;
 mod drain;
 mod groups;
 mod names;
 pub(crate) mod node;
 mod place;
+mod plain;
 mod quarantine;
 mod rebuild;
 mod remove;
+mod slots;
 mod store;
 mod suspects;
 
@@ -18,13 +21,16 @@ use cairn_index::{HolderDigest, Tier};
 
 use crate::fixed_hash::FixedMap;
 use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason};
+use arena::Arena;
 use groups::Groups;
-use node::{Arena, DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
+use node::{DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use quarantine::Quarantine;
 
 /// Nodes that nobody holds, up to which some are kept a while where the source has outer tiers: their events may come later than the
 /// GPU's removal and without tokens.
 const MAX_GHOSTS: usize = 8 << 10;
+/// Blocks that one message of an engine may evict before the index is told: a step of 8,192 tokens.
+const MESSAGE_BLOCKS: u64 = 512;
 /// The list of changes is swept when it is this much longer than after the last sweep.
 const SWEEP_SLACK: usize = 4 << 10;
 
@@ -39,6 +45,8 @@ pub(crate) struct MirrorConfig {
     pub(crate) multimodal: bool,
     /// Most nodes; capped by what a slot can name.
     pub(crate) max_nodes: usize,
+    /// Blocks that the engine's cache has room for, 0 where unknown.
+    pub(crate) capacity: u64,
 }
 
 /// Figures of a mirror.
@@ -94,9 +102,10 @@ impl Mirror {
     pub(crate) fn new(mut config: MirrorConfig) -> Self {
         config.tiers.truncate(TIERS);
         config.max_nodes = config.max_nodes.min(MAX_SLOTS);
+        let arena = Arena::new(expected_nodes(&config));
         Self {
             config,
-            arena: Arena::new(),
+            arena,
             quarantine: Quarantine::default(),
             groups: Groups::default(),
             dirty: VecDeque::new(),
@@ -119,6 +128,12 @@ impl Mirror {
 
     pub(crate) fn set_max_nodes(&mut self, nodes: usize) {
         self.config.max_nodes = nodes.min(MAX_SLOTS);
+    }
+
+    /// Sets the capacity of the engine's cache in blocks, once it is known.
+    pub(crate) fn set_capacity(&mut self, blocks: u64) {
+        self.config.capacity = blocks;
+        self.arena.expect(expected_nodes(&self.config));
     }
 
     /// Applies one event.
@@ -178,7 +193,7 @@ impl Mirror {
         self.tellers.clear();
         for slot in slots {
             for tier in 0..self.config.tiers.len() {
-                if self.arena.get(slot).copies[tier] > 0 {
+                if self.arena.get(slot).is_held(tier) {
                     self.mark(slot, tier);
                 }
             }
@@ -234,18 +249,17 @@ impl Mirror {
     /// Sets how many copies a node has in a tier, and notes what that changes.
     #[inline]
     fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
-        let before = self.arena.get(slot).copies;
+        let before = *self.arena.get(slot);
         self.arena.set_copies(slot, tier, copies);
-        if (before[tier] > 0) == (copies > 0) {
+        if before.is_held(tier) == (copies > 0) {
             return;
         }
-        let nowhere = [0; TIERS];
         if copies > 0 {
             self.held[tier] += 1;
-            self.held_anywhere += usize::from(before == nowhere);
+            self.held_anywhere += usize::from(!before.is_held_anywhere());
         } else {
             self.held[tier] -= 1;
-            self.held_anywhere -= usize::from(self.arena.get(slot).copies == nowhere);
+            self.held_anywhere -= usize::from(!self.arena.get(slot).is_held_anywhere());
             self.unsuspect(slot, tier);
         }
         self.touch(slot, tier);
@@ -262,7 +276,7 @@ impl Mirror {
             return;
         }
         let size = self.config.block_size.tokens();
-        let end = self.arena.get(slot).end;
+        let end = self.arena.get(slot).end();
         if end.is_multiple_of(size) {
             return;
         }
@@ -270,7 +284,7 @@ impl Mirror {
         let mut below: Vec<Slot> = self.arena.side(slot).map(|s| s.children.clone()).unwrap_or_default();
         while let Some(child) = below.pop() {
             self.mark(child, tier);
-            if self.arena.get(child).end < ceiling
+            if self.arena.get(child).end() < ceiling
                 && let Some(side) = self.arena.side(child)
             {
                 below.extend_from_slice(&side.children);
@@ -302,7 +316,7 @@ impl Mirror {
         for slot in slots {
             let node = *self.arena.get(slot);
             for tier in (0..TIERS).filter(|t| node.has(SENT << t)) {
-                self.tellers.entry(node.key.0).or_default()[tier] += 1;
+                self.tellers.entry(node.key().0).or_default()[tier] += 1;
             }
         }
     }
@@ -318,32 +332,32 @@ impl Mirror {
             return 0;
         }
         let size = self.config.block_size.tokens();
-        node.end / size - self.arena.get(node.parent).end / size
+        node.end() / size - self.arena.get(node.parent()).end() / size
     }
 
     /// Whether a holder has everything of the first block that this node completes, and the node itself.
     #[inline]
     fn is_effective(&self, slot: Slot, tier: usize) -> bool {
         let node = self.arena.get(slot);
-        if node.copies[tier] == 0 {
+        if !node.is_held(tier) {
             return false;
         }
         if !self.mixed {
             return true;
         }
         let size = self.config.block_size.tokens();
-        let mut above = node.parent;
-        let start = self.arena.get(above).end;
+        let mut above = node.parent();
+        let start = self.arena.get(above).end();
         let floor = start - start % size;
         loop {
             let node = self.arena.get(above);
-            if node.end <= floor || node.has(ROOT) {
+            if node.end() <= floor || node.has(ROOT) {
                 return true;
             }
-            if node.copies[tier] == 0 {
+            if !node.is_held(tier) {
                 return false;
             }
-            above = node.parent;
+            above = node.parent();
         }
     }
 
@@ -365,7 +379,7 @@ impl Mirror {
             if node.has(ROOT) {
                 return;
             }
-            next = node.parent;
+            next = node.parent();
         }
     }
 
@@ -390,7 +404,7 @@ impl Mirror {
             if node.has(ROOT) {
                 return;
             }
-            next = node.parent;
+            next = node.parent();
         }
     }
 
@@ -423,7 +437,7 @@ impl Mirror {
             if at == self.last_end.0 {
                 return self.last_end.1;
             }
-            at = self.arena.get(at).parent;
+            at = self.arena.get(at).parent();
         }
         at
     }
@@ -437,6 +451,18 @@ impl Mirror {
         if let Some(side) = self.arena.side(slot) {
             out.extend_from_slice(&side.keys);
         }
-        out.push(self.arena.get(slot).key);
+        out.push(self.arena.get(slot).key());
+    }
+}
+
+/// Nodes that a mirror of a GPU's cache will have, 0 where that isn't known: a little more than the cache has room for,
+/// since what was removed stays until the index has been told.
+fn expected_nodes(config: &MirrorConfig) -> usize {
+    match config.tiers.len() {
+        1 if config.capacity > 0 => {
+            let nodes = config.capacity.saturating_add(config.capacity / 128 + MESSAGE_BLOCKS);
+            usize::try_from(nodes).map_or(config.max_nodes, |nodes| nodes.min(config.max_nodes))
+        }
+        _ => 0,
     }
 }

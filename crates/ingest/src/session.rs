@@ -118,8 +118,9 @@ impl Session {
         }
     }
 
-    pub(crate) fn take_steps(&mut self) -> Vec<Step> {
-        std::mem::take(&mut self.out)
+    /// Swaps what was found, in order, against an empty list.
+    pub(crate) fn take_steps(&mut self, into: &mut Vec<Step>) {
+        std::mem::swap(&mut self.out, into);
     }
 
     pub(crate) fn is_replaying(&self) -> bool {

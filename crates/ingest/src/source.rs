@@ -53,6 +53,8 @@ pub struct Source {
     repaired_at: Option<Millis>,
     effects: VecDeque<Effect>,
     counts: SourceStats,
+    /// Room for the session's steps.
+    steps: Vec<Step>,
 }
 
 impl Source {
@@ -84,6 +86,7 @@ impl Source {
             repaired_at: None,
             effects: VecDeque::new(),
             counts: SourceStats::default(),
+            steps: Vec::new(),
         }
     }
 
@@ -96,6 +99,7 @@ impl Source {
     /// Sets the capacity once the engine's metrics have told it.
     pub fn set_capacity(&mut self, blocks: u64) {
         self.config.capacity_blocks = blocks;
+        self.mirror.set_capacity(blocks);
     }
 
     /// Sets how many engine blocks the mirror keeps at most; more are left out, and the source says so.
@@ -303,7 +307,9 @@ impl Source {
 
     /// Carries out what the session found.
     fn follow(&mut self, _now: Millis) {
-        for step in self.session.take_steps() {
+        let mut steps = std::mem::take(&mut self.steps);
+        self.session.take_steps(&mut steps);
+        for step in steps.drain(..) {
             match step {
                 Step::Apply(batch) => self.apply(&batch),
                 Step::NewLife => {
@@ -335,6 +341,7 @@ impl Source {
                 Step::Refused(reason) => self.counts.refused.add(reason),
             }
         }
+        self.steps = steps;
     }
 
     fn apply(&mut self, batch: &EventBatch) {
@@ -414,5 +421,6 @@ pub(crate) fn mirror_config(config: &SourceConfig) -> MirrorConfig {
         tiers: config.tiers.clone(),
         multimodal: config.multimodal,
         max_nodes: SourceConfig::MAX_BLOCKS,
+        capacity: config.capacity_blocks,
     }
 }

@@ -9,6 +9,7 @@
 mod alarms;
 mod ask;
 mod ask_engine;
+pub mod bench;
 mod body;
 mod config;
 mod decide;

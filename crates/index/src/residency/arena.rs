@@ -61,15 +61,15 @@ impl Arena {
         self.next as usize - self.free.len()
     }
 
+    /// Bytes of mappings that were touched, in whole segments.
+    pub(super) fn mapped_bytes(&self) -> usize {
+        let chunks = (self.next as usize).saturating_sub(SEGMENT_CHUNKS);
+        chunks.div_ceil(SEGMENT_CHUNKS) * SEGMENT_BYTES
+    }
+
     /// Bytes taken from the system.
     pub(super) fn bytes(&self) -> usize {
-        self.first.capacity() * 8
-            + (self.next as usize)
-                .saturating_sub(SEGMENT_CHUNKS)
-                .div_ceil(SEGMENT_CHUNKS)
-                * SEGMENT_BYTES
-            + self.free.capacity() * 4
-            + self.bases.capacity() * 8
+        self.first.capacity() * 8 + self.mapped_bytes() + self.free.capacity() * 4 + self.bases.capacity() * 8
     }
 
     /// A chunk with undefined keys.

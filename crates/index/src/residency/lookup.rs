@@ -7,6 +7,9 @@ use super::run::{RunId, Share};
 use super::runs::Spot;
 use crate::HolderId;
 
+/// Holders with neighbouring ids are looked at so many at a time, as vectors.
+const NEIGHBOURS: usize = 8;
+
 impl Residency {
     /// How many leading blocks of the chain `keys` each holder holds without a gap, by holder id.
     pub fn match_prefix(&self, keys: &[BlockKey], out: &mut Vec<u32>) {
@@ -20,20 +23,8 @@ impl Residency {
             let rest = &keys[base as usize..];
             let common = self.runs.common(run, 0, rest);
             let mut go_on = false;
-            for &share in &run.shares {
-                let Some(depth) = out.get_mut(share.holder().0 as usize) else {
-                    continue;
-                };
-                if *depth != base {
-                    continue;
-                }
-                let held = if share.holes() {
-                    self.whole_from(id, share, 0)
-                } else {
-                    share.cut()
-                };
-                *depth = base + held.min(common);
-                go_on |= held >= common;
+            for shares in run.shares.chunks(NEIGHBOURS) {
+                go_on |= self.deepen(id, shares, base, common, out);
             }
             base += common;
             let Some(&next) = keys.get(base as usize) else { return };
@@ -45,6 +36,45 @@ impl Residency {
                 None => return,
             }
         }
+    }
+
+    /// Moves those of a few holders of a run that hold all above it on by what they hold of its first `common` keys; gives
+    /// whether one of them holds all of these.
+    #[inline]
+    fn deepen(&self, id: RunId, shares: &[Share], base: u32, common: u32, out: &mut [u32]) -> bool {
+        // Without branches: whether a holder came this far is hard to guess where many share a run.
+        let step = |depth: &mut u32, held: u32| {
+            let here = *depth == base;
+            *depth = if here { base + held.min(common) } else { *depth };
+            here & (held >= common)
+        };
+        let mut all = false;
+        let [first, .., last] = shares else {
+            for share in shares {
+                if let Some(depth) = out.get_mut(share.holder().0 as usize) {
+                    all |= step(depth, self.whole_from(id, *share, 0));
+                }
+            }
+            return all;
+        };
+        let (first, last) = (first.holder().0 as usize, last.holder().0 as usize);
+        let neighbours = last - first == NEIGHBOURS - 1 && shares.len() == NEIGHBOURS;
+        let whole = !shares.iter().fold(false, |holes, share| holes | share.holes());
+        if neighbours
+            && whole
+            && let Some(depths) = out.get_mut(first..=last)
+        {
+            for (depth, share) in depths.iter_mut().zip(shares) {
+                all |= step(depth, share.cut());
+            }
+            return all;
+        }
+        for share in shares {
+            if let Some(depth) = out.get_mut(share.holder().0 as usize) {
+                all |= step(depth, self.whole_from(id, *share, 0));
+            }
+        }
+        all
     }
 
     /// How deep that holder alone holds the chain `keys` without a gap from the block after `from`.

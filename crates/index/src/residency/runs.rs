@@ -80,6 +80,11 @@ impl Runs {
             + self.heads.bytes()
     }
 
+    /// Bytes of `bytes` that lie in mappings of their own.
+    pub(super) fn mapped_bytes(&self) -> usize {
+        self.arena.mapped_bytes()
+    }
+
     /// The key at an offset.
     #[inline]
     pub(super) fn key(&self, run: &Run, offset: u32) -> BlockKey {

@@ -6,7 +6,7 @@ use cairn_index::{HolderId, Incarnation, Seq, SourceId, Tier};
 use super::CheckpointError;
 use super::bytes::{Reader, Writer};
 use crate::mirror::Mirror;
-use crate::mirror::node::{MAX_SLOTS, NONE, Node, PERSISTED, ROOT, Side, Slot, TIERS};
+use crate::mirror::node::{MAX_END, MAX_SLOTS, NONE, Node, PERSISTED, ROOT, Side, Slot, TIERS};
 use crate::outbox::Outbox;
 use crate::session::{Recent, Session};
 use crate::source::{Unknown, mirror_config};
@@ -157,13 +157,13 @@ pub(super) fn write_mirror(out: &mut Writer, mirror: &Mirror) {
 fn write_node(out: &mut Writer, mirror: &Mirror, slot: Slot, number: &[u32]) {
     let node = mirror.arena.get(slot);
     out.u32(u32::from(node.flags & PERSISTED));
-    out.u64(node.key.0);
+    out.u64(node.key().0);
     if node.has(ROOT) {
         return;
     }
-    out.u64(node.hash.0);
-    out.u32(number[node.parent as usize]);
-    out.u32(node.end);
+    out.u64(node.hash().0);
+    out.u32(number[node.parent() as usize]);
+    out.u32(node.end());
     for tier in 0..TIERS {
         out.u32(mirror.arena.copies(slot, tier));
     }
@@ -201,11 +201,11 @@ pub(super) fn read_mirror(input: &mut Reader<'_>, config: &SourceConfig) -> Read
     }
     for (slot, parent) in parents.iter().enumerate() {
         let slot = slot as Slot;
-        let end = mirror.arena.get(slot).end;
+        let end = mirror.arena.get(slot).end();
         if let Some(parent) = *parent {
             // A parent ends before its child, so there are no circles.
             let above = mirror.arena.live(parent).ok_or(CheckpointError::Invalid("parent"))?;
-            if above.end >= end {
+            if above.end() >= end {
                 return Err(CheckpointError::Invalid("parent"));
             }
         }
@@ -234,6 +234,9 @@ fn read_node(input: &mut Reader<'_>, mirror: &mut Mirror) -> Read<Option<Slot>> 
     let hash = EngineHash(input.u64("hash")?);
     let parent = input.u32("parent")?;
     let end = input.u32("end")?;
+    if parent > NONE || end > MAX_END {
+        return Err(CheckpointError::Invalid("place"));
+    }
     let mut copies = [0; TIERS];
     for copies in &mut copies {
         *copies = input.u32("copies")?;

@@ -89,16 +89,16 @@ impl Mirror {
 
     #[inline]
     fn depth(&self, slot: Slot) -> u32 {
-        self.arena.get(slot).end / self.config.block_size.tokens()
+        self.arena.get(slot).end() / self.config.block_size.tokens()
     }
 
     /// The nearest node above that completes a block, or the root.
     #[inline]
     fn key_parent(&self, slot: Slot) -> Slot {
-        let mut at = self.arena.get(slot).parent;
+        let mut at = self.arena.get(slot).parent();
         if self.mixed {
             while !self.arena.get(at).has(ROOT) && self.owned(at) == 0 {
-                at = self.arena.get(at).parent;
+                at = self.arena.get(at).parent();
             }
         }
         at
@@ -107,8 +107,11 @@ impl Mirror {
     /// Removes `slot`, and its neighbours in the list that go too, upwards or downwards. `None` where other nodes still
     /// have all its keys.
     fn remove_run(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Option<Change> {
+        if !self.mixed {
+            return Some(self.remove_run_plain(slot, tier, holder));
+        }
         let (mut top, mut deepest) = (slot, slot);
-        let (mut key, mut depth) = (self.arena.get(slot).key, self.depth(slot));
+        let (mut key, mut depth) = (self.arena.get(slot).key(), self.depth(slot));
         let mut gone = vec![slot];
         let mut count = self.untell(slot, tier);
         let mut open_above = count == self.owned(slot);
@@ -125,7 +128,7 @@ impl Mirror {
                 open_above = above == self.owned(next);
             } else if self.key_parent(next) == deepest && self.is_sole_teller(next, tier) {
                 deepest = next;
-                (key, depth) = (self.arena.get(next).key, self.depth(next));
+                (key, depth) = (self.arena.get(next).key(), self.depth(next));
                 count += self.untell(next, tier);
             } else {
                 break;
@@ -151,12 +154,53 @@ impl Mirror {
         })
     }
 
+    /// Like [`Mirror::remove_run`] where every node is one block.
+    fn remove_run_plain(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Change {
+        let (mut key, mut depth) = (self.arena.get(slot).key(), self.depth(slot));
+        let (mut deepest, mut above) = (slot, self.arena.get(slot).parent());
+        let mut count = 0;
+        let mut next = slot;
+        loop {
+            let node = self.arena.get_mut(next);
+            node.set((SENT | DIRTY) << tier, false);
+            self.told[tier].remove(node.key());
+            count += 1;
+            if node.is_idle() {
+                self.release(next);
+            }
+            let Some((candidate, next_tier)) = self.dirty.front().map(|e| split(*e)) else {
+                break;
+            };
+            let node = self.arena.get(candidate);
+            if next_tier != tier || !node.has(SENT << tier) || node.is_held(tier) {
+                break;
+            }
+            if candidate == above {
+                above = node.parent();
+            } else if node.parent() == deepest {
+                deepest = candidate;
+                (key, depth) = (node.key(), self.depth(candidate));
+            } else {
+                break;
+            }
+            self.dirty.pop_front();
+            next = candidate;
+        }
+        let op = Op::Remove {
+            holder,
+            key,
+            depth: Depth(depth),
+            count,
+        };
+        Change { op, tail: None }
+    }
+
     /// Takes a node out of what is told; returns how many of its keys, the deepest ones, are told by no other node.
     #[inline]
     fn untell(&mut self, slot: Slot, tier: usize) -> u32 {
         self.arena.get_mut(slot).set(SENT << tier, false);
         if !self.mixed {
-            self.told[tier].remove(self.arena.get(slot).key);
+            self.told[tier].remove(self.arena.get(slot).key());
             return 1;
         }
         let mut keys = Vec::new();
@@ -207,6 +251,13 @@ impl Mirror {
 
     /// Stores `slot` with what must go above it, and its neighbours in the list below.
     fn store_run(&mut self, slot: Slot, tier: usize, holder: HolderId, max_keys: usize) -> Run {
+        if !self.mixed && max_keys > 0 {
+            let above = self.arena.get(self.arena.get(slot).parent());
+            if above.has(ROOT | SENT << tier) {
+                let (anchor, depth) = (above.key(), Depth(self.depth(self.arena.get(slot).parent())));
+                return self.store_run_plain(slot, tier, (holder, anchor, depth), max_keys);
+            }
+        }
         // Bottom up: the run itself, then what only names the way to something that the index knows.
         let mut path = vec![slot];
         let mut in_run = 1;
@@ -227,7 +278,7 @@ impl Mirror {
             }
             at = self.key_parent(at);
         }
-        let (anchor, anchor_depth) = (self.arena.get(at).key, Depth(self.depth(at)));
+        let (anchor, anchor_depth) = (self.arena.get(at).key(), Depth(self.depth(at)));
         let mut keys: Vec<BlockKey> = Vec::with_capacity(path.len());
         let mut skip = 0;
         let mut tail = None;
@@ -270,6 +321,45 @@ impl Mirror {
         )
     }
 
+    /// Like [`Mirror::store_run`] where every node is one block and the index knows the one above.
+    fn store_run_plain(
+        &mut self,
+        slot: Slot,
+        tier: usize,
+        (holder, anchor, anchor_depth): (HolderId, BlockKey, Depth),
+        max_keys: usize,
+    ) -> Run {
+        let mut keys = Vec::new();
+        let mut end = slot;
+        loop {
+            let node = self.arena.get_mut(end);
+            node.set(SENT << tier, true);
+            node.set(DIRTY << tier, false);
+            keys.push(node.key());
+            let Some((next, next_tier)) = self.dirty.front().map(|e| split(*e)) else {
+                break;
+            };
+            let node = self.arena.get(next);
+            let follows = next_tier == tier && node.parent() == end && node.is_held(tier) && !node.has(SENT << tier);
+            if !follows || keys.len() >= max_keys {
+                break;
+            }
+            self.dirty.pop_front();
+            end = next;
+        }
+        self.told[tier].add_all(&keys);
+        let count = keys.len();
+        let op = Op::Store {
+            holder,
+            anchor,
+            anchor_depth,
+            skip: 0,
+            keys,
+        };
+        let tail = Some((end, tier));
+        Run::Done(Change { op, tail }, count)
+    }
+
     fn extend_down(&mut self, end: &mut Slot, tier: usize, max_keys: usize, keys: &mut Vec<BlockKey>) {
         while let Some((next, next_tier)) = self.dirty.front().map(|e| split(*e)) {
             if next_tier != tier
@@ -295,21 +385,21 @@ impl Mirror {
             self.push_keys(slot, &mut keys);
             self.count_told(&keys, tier);
         } else {
-            self.told[tier].add(self.arena.get(slot).key);
+            self.told[tier].add(self.arena.get(slot).key());
         }
     }
 
     /// The index didn't know the anchor of a store that ended in `tail` with `last`: the whole chain is told again from
     /// its root.
     pub(crate) fn tell_again(&mut self, (tail, _): (Slot, usize), last: BlockKey) {
-        if self.arena.live(tail).is_none_or(|n| n.key != last) {
+        if self.arena.live(tail).is_none_or(|n| n.key() != last) {
             return;
         }
         let mut path = Vec::new();
         let mut at = tail;
         while !self.arena.get(at).has(ROOT) {
             path.push(at);
-            at = self.arena.get(at).parent;
+            at = self.arena.get(at).parent();
         }
         // Top down, so that the chain goes in one run.
         for slot in path.into_iter().rev() {

@@ -1,19 +1,19 @@
-//! One engine block in 32 bytes, and the arena that holds them.
+//! One engine block in 26 bytes.
 
 use cairn_blocks::{BlockKey, Token};
-use hashbrown::HashTable;
 
 use crate::EngineHash;
-use crate::fixed_hash::{FixedMap, scatter};
 
 /// Position of a node in the arena.
 pub(crate) type Slot = u32;
 /// No node.
-pub(crate) const NONE: Slot = u32::MAX;
+pub(crate) const NONE: Slot = (1 << 24) - 1;
 /// GPU, CPU and shared.
 pub(crate) const TIERS: usize = 3;
-/// Most nodes: slots fit beside a tier in 32 bits, and a count of children in three bytes.
-pub(crate) const MAX_SLOTS: usize = (1 << 24) - 1;
+/// Most nodes: slots fit in three bytes, and beside a tier in 32 bits.
+pub(crate) const MAX_SLOTS: usize = (1 << 24) - 2;
+/// Longest chain in tokens, 16.7 million: ends fit in three bytes.
+pub(crate) const MAX_END: u32 = (1 << 24) - 1;
 
 /// Told to the index, by tier.
 pub(crate) const SENT: u16 = 1;
@@ -44,32 +44,80 @@ pub(crate) const PIN: u16 = 1 << 15;
 /// What a checkpoint keeps.
 pub(crate) const PERSISTED: u16 = TOLD_ANYWHERE | SUSPECT_ANYWHERE | ROOT | DROPPED;
 
+/// The largest count that fits in a node; it stands for "this many and what the overflow table has".
+pub(super) const COUNT_MAX: u32 = 15;
+const COUNT: u16 = 0xf;
+/// Where the copies begin, after the children; four bits for each tier.
+const COPIES_SHIFT: usize = 4;
+
 /// One engine block, or the root of a namespace.
 #[derive(Clone, Copy, Debug)]
+#[repr(C, packed(2))]
 pub(crate) struct Node {
-    pub(crate) hash: EngineHash,
-    /// Key of the last canonical block that ends at or before `end`.
-    pub(crate) key: BlockKey,
-    pub(crate) parent: Slot,
-    /// Tokens from the root to the end of this block.
-    pub(crate) end: u32,
-    children: [u8; 3],
-    /// Copies by tier; 255 means "255 and what the overflow table has".
-    pub(crate) copies: [u8; TIERS],
+    hash: EngineHash,
+    /// Key of the last canonical block that ends at or before the end.
+    key: BlockKey,
+    parent: [u8; 3],
+    end: [u8; 3],
+    /// Children, then copies by tier, four bits each.
+    counts: u16,
     pub(crate) flags: u16,
 }
 
+const _: () = assert!(size_of::<Node>() == 26);
+
+fn low_bytes(n: u32) -> [u8; 3] {
+    let [a, b, c, _] = n.to_le_bytes();
+    [a, b, c]
+}
+
+#[inline]
+fn widen([a, b, c]: [u8; 3]) -> u32 {
+    u32::from_le_bytes([a, b, c, 0])
+}
+
 impl Node {
+    /// A node that nobody holds. `end` is at most [`MAX_END`].
+    #[inline]
     pub(crate) fn new(hash: EngineHash, key: BlockKey, parent: Slot, end: u32, flags: u16) -> Self {
+        debug_assert!(end <= MAX_END && parent <= NONE);
         Self {
             hash,
             key,
-            parent,
-            end,
-            children: [0; 3],
-            copies: [0; TIERS],
+            parent: low_bytes(parent),
+            end: low_bytes(end),
+            counts: 0,
             flags,
         }
+    }
+
+    /// The engine's name of the block.
+    #[inline]
+    pub(crate) fn hash(&self) -> EngineHash {
+        self.hash
+    }
+
+    /// Key of the last canonical block that ends at or before the end.
+    #[inline]
+    pub(crate) fn key(&self) -> BlockKey {
+        self.key
+    }
+
+    /// The block above.
+    #[inline]
+    pub(crate) fn parent(&self) -> Slot {
+        widen(self.parent)
+    }
+
+    #[inline]
+    pub(super) fn set_parent(&mut self, parent: Slot) {
+        self.parent = low_bytes(parent);
+    }
+
+    /// Tokens from the root to the end of this block.
+    #[inline]
+    pub(crate) fn end(&self) -> u32 {
+        widen(self.end)
     }
 
     #[inline]
@@ -86,21 +134,45 @@ impl Node {
         }
     }
 
+    /// Children, at most [`COUNT_MAX`].
     #[inline]
-    pub(crate) fn children(&self) -> u32 {
-        u32::from_le_bytes([self.children[0], self.children[1], self.children[2], 0])
+    pub(super) fn children_low(&self) -> u32 {
+        u32::from(self.counts & COUNT)
     }
 
     #[inline]
-    fn set_children(&mut self, n: u32) {
-        let [a, b, c, _] = n.to_le_bytes();
-        self.children = [a, b, c];
+    pub(super) fn set_children_low(&mut self, children: u32) {
+        self.counts = self.counts & !COUNT | children as u16 & COUNT;
+    }
+
+    /// Copies in a tier, at most [`COUNT_MAX`].
+    #[inline]
+    pub(super) fn copies_low(&self, tier: usize) -> u32 {
+        u32::from(self.counts >> (COPIES_SHIFT * (tier + 1)) & COUNT)
+    }
+
+    #[inline]
+    pub(super) fn set_copies_low(&mut self, tier: usize, copies: u32) {
+        let shift = COPIES_SHIFT * (tier + 1);
+        self.counts = self.counts & !(COUNT << shift) | (copies as u16 & COUNT) << shift;
+    }
+
+    /// Whether there are copies in a tier.
+    #[inline]
+    pub(crate) fn is_held(&self, tier: usize) -> bool {
+        self.copies_low(tier) > 0
+    }
+
+    /// Whether there are copies in any tier.
+    #[inline]
+    pub(crate) fn is_held_anywhere(&self) -> bool {
+        self.counts >> COPIES_SHIFT != 0
     }
 
     /// Nobody holds it, nothing hangs below it, the index knows nothing of it.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.children == [0; 3] && self.copies == [0; TIERS] && self.flags & (TOLD_ANYWHERE | DIRTY_ANYWHERE | PIN) == 0
+        self.counts == 0 && self.flags & (TOLD_ANYWHERE | DIRTY_ANYWHERE | PIN) == 0
     }
 }
 
@@ -116,222 +188,3 @@ pub(crate) struct Side {
     /// Children, kept only where `tail` isn't empty.
     pub(crate) children: Vec<Slot>,
 }
-
-/// Nodes by slot, by engine hash and, for roots, by key.
-#[derive(Debug, Default)]
-pub(crate) struct Arena {
-    nodes: Vec<Node>,
-    free: Slot,
-    free_len: usize,
-    by_hash: HashTable<Slot>,
-    roots: FixedMap<BlockKey, Slot>,
-    pub(crate) sides: FixedMap<Slot, Box<Side>>,
-    /// Copies beyond 255.
-    overflow: FixedMap<(Slot, u8), u32>,
-}
-
-impl Arena {
-    pub(crate) fn new() -> Self {
-        Self {
-            free: NONE,
-            ..Self::default()
-        }
-    }
-
-    /// Nodes in use, roots included.
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len() - self.free_len
-    }
-
-    #[inline]
-    pub(crate) fn get(&self, slot: Slot) -> &Node {
-        &self.nodes[slot as usize]
-    }
-
-    #[inline]
-    pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut Node {
-        &mut self.nodes[slot as usize]
-    }
-
-    /// The node in a slot that may have been freed since.
-    #[inline]
-    pub(crate) fn live(&self, slot: Slot) -> Option<&Node> {
-        self.nodes.get(slot as usize).filter(|n| !n.has(FREE))
-    }
-
-    /// Every slot in use.
-    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        (0..self.nodes.len() as u32).filter(|s| !self.get(*s).has(FREE))
-    }
-
-    /// Some node with this hash.
-    #[inline]
-    pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
-        self.by_hash
-            .find(scatter(hash.0), |s| self.nodes[*s as usize].hash == hash)
-            .copied()
-    }
-
-    /// All nodes with this hash.
-    pub(crate) fn find_all(&self, hash: EngineHash) -> Vec<Slot> {
-        self.by_hash
-            .iter_hash(scatter(hash.0))
-            .copied()
-            .filter(|s| self.get(*s).hash == hash)
-            .collect()
-    }
-
-    /// Adds a block below `node.parent`.
-    #[inline]
-    pub(crate) fn insert(&mut self, node: Node) -> Slot {
-        let slot = self.place(node);
-        let Self { nodes, by_hash, .. } = self;
-        by_hash.insert_unique(scatter(node.hash.0), slot, |s| scatter(nodes[*s as usize].hash.0));
-        self.adopt(node.parent, slot);
-        slot
-    }
-
-    /// One more than the highest slot.
-    pub(crate) fn slot_bound(&self) -> usize {
-        self.nodes.len()
-    }
-
-    /// Puts a node of a checkpoint into the next slot; its parent may not be there yet.
-    pub(crate) fn place_unlinked(&mut self, mut node: Node, side: Option<Side>) -> Slot {
-        node.set(SIDE, side.is_some());
-        let slot = self.place(node);
-        if let Some(side) = side {
-            self.sides.insert(slot, Box::new(side));
-        }
-        slot
-    }
-
-    /// Makes a node of a checkpoint findable and known to its parent, which must be there.
-    pub(crate) fn link(&mut self, slot: Slot) {
-        let node = *self.get(slot);
-        if node.has(ROOT) {
-            self.roots.insert(node.key, slot);
-            return;
-        }
-        for twin in self.find_all(node.hash) {
-            self.get_mut(twin).set(TWIN, true);
-            self.get_mut(slot).set(TWIN, true);
-        }
-        let Self { nodes, by_hash, .. } = self;
-        by_hash.insert_unique(scatter(node.hash.0), slot, |s| scatter(nodes[*s as usize].hash.0));
-        self.adopt(node.parent, slot);
-    }
-
-    #[inline]
-    fn adopt(&mut self, parent: Slot, slot: Slot) {
-        let node = self.get_mut(parent);
-        node.set_children(node.children() + 1);
-        if node.has(SIDE)
-            && let Some(side) = self.sides.get_mut(&parent)
-            && !side.tail.is_empty()
-        {
-            side.children.push(slot);
-        }
-    }
-
-    #[inline]
-    fn place(&mut self, node: Node) -> Slot {
-        if self.free == NONE {
-            self.nodes.push(node);
-            return self.nodes.len() as u32 - 1;
-        }
-        let slot = self.free;
-        self.free = self.get(slot).parent;
-        self.free_len -= 1;
-        *self.get_mut(slot) = node;
-        slot
-    }
-
-    /// The root with this key, made where it isn't there yet.
-    pub(crate) fn root(&mut self, key: BlockKey) -> Slot {
-        if let Some(slot) = self.roots.get(&key) {
-            return *slot;
-        }
-        let slot = self.place(Node::new(EngineHash(0), key, NONE, 0, ROOT));
-        self.roots.insert(key, slot);
-        slot
-    }
-
-    /// Takes a node out; its parent then has one child less.
-    pub(crate) fn remove(&mut self, slot: Slot) {
-        let node = *self.get(slot);
-        if node.has(ROOT) {
-            self.roots.remove(&node.key);
-        } else {
-            if let Ok(entry) = self.by_hash.find_entry(scatter(node.hash.0), |s| *s == slot) {
-                entry.remove();
-            }
-            let parent = self.get_mut(node.parent);
-            parent.set_children(parent.children() - 1);
-            if parent.has(SIDE)
-                && let Some(side) = self.sides.get_mut(&node.parent)
-                && let Some(at) = side.children.iter().position(|c| *c == slot)
-            {
-                side.children.swap_remove(at);
-            }
-        }
-        if node.has(SIDE) {
-            self.sides.remove(&slot);
-        }
-        let mut freed = node;
-        freed.flags = FREE;
-        freed.parent = self.free;
-        *self.get_mut(slot) = freed;
-        self.free = slot;
-        self.free_len += 1;
-    }
-
-    #[inline]
-    pub(crate) fn side(&self, slot: Slot) -> Option<&Side> {
-        if self.get(slot).has(SIDE) {
-            self.sides.get(&slot).map(AsRef::as_ref)
-        } else {
-            None
-        }
-    }
-
-    #[inline]
-    pub(crate) fn copies(&self, slot: Slot, tier: usize) -> u32 {
-        match self.get(slot).copies[tier] {
-            u8::MAX => 255 + self.overflow.get(&(slot, tier as u8)).copied().unwrap_or(0),
-            n => u32::from(n),
-        }
-    }
-
-    #[inline]
-    pub(crate) fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
-        self.get_mut(slot).copies[tier] = u8::try_from(copies).unwrap_or(u8::MAX);
-        if copies > 255 {
-            self.overflow.insert((slot, tier as u8), copies - 255);
-        } else if !self.overflow.is_empty() {
-            self.overflow.remove(&(slot, tier as u8));
-        }
-    }
-
-    /// Forgets everything and gives back the memory of a large table.
-    pub(crate) fn clear(&mut self) {
-        *self = Self::new();
-    }
-
-    /// Bytes that the tables take.
-    pub(crate) fn memory_bytes(&self) -> usize {
-        let sides: usize = self
-            .sides
-            .values()
-            .map(|s| {
-                80 + std::mem::size_of::<Side>()
-                    + s.keys.capacity() * 8
-                    + s.tail.capacity() * 4
-                    + s.children.capacity() * 4
-            })
-            .sum();
-        self.nodes.capacity() * std::mem::size_of::<Node>() + self.by_hash.capacity() * 8 / 7 * 5 + sides
-    }
-}
-
-const _: () = assert!(std::mem::size_of::<Node>() == 32);

@@ -3,7 +3,7 @@
 use cairn_blocks::{BlockKey, Token, next_key};
 
 use super::Mirror;
-use super::node::{Side, Slot};
+use super::node::{MAX_END, Side, Slot};
 
 /// Where a block goes: its keys, and what its children need of it.
 #[derive(Debug, Default)]
@@ -23,7 +23,8 @@ pub(super) struct Place {
 pub(super) type BlockKeyOrParent = Option<BlockKey>;
 
 impl Mirror {
-    /// Computes the place of a block of `tokens` below `parent`. `None` where the chain would be longer than `u32`.
+    /// Computes the place of a block of `tokens` below `parent`. `None` where the chain would be longer than
+    /// [`MAX_END`].
     ///
     /// Identities count for every canonical block that the engine block touches, since the engine doesn't say where in
     /// its block a medium lies: at worst a hit is missed, never invented.
@@ -34,9 +35,12 @@ impl Mirror {
         out.keys.clear();
         out.tail.clear();
         out.tail_extra.clear();
-        out.end = above.end.checked_add(u32::try_from(tokens.len()).ok()?)?;
-        let mut key = above.key;
-        let offset = above.end as usize % size;
+        out.end = above.end().checked_add(u32::try_from(tokens.len()).ok()?)?;
+        if out.end > MAX_END {
+            return None;
+        }
+        let mut key = above.key();
+        let offset = above.end() as usize % size;
         if offset == 0 && tokens.len() == size {
             key = next_key(key, tokens, identities);
             out.keys.push(key);

@@ -2,7 +2,7 @@
 
 use super::Mirror;
 use super::groups::Groups;
-use super::node::{SENT, SUSPECT, SUSPECT_ANYWHERE, Slot, TIERS};
+use super::node::{SENT, SUSPECT, SUSPECT_ANYWHERE, Slot};
 
 impl Mirror {
     pub(crate) fn group_parts(&self) -> (Option<u32>, bool, bool) {
@@ -24,22 +24,22 @@ impl Mirror {
             if node.has(super::ROOT) {
                 continue;
             }
-            let start = self.arena.get(node.parent).end;
-            let owned = (node.end / size - start / size) as usize;
+            let start = self.arena.get(node.parent()).end();
+            let owned = (node.end() / size - start / size) as usize;
             let (keys, tail) = self.arena.side(*slot).map_or((0, 0), |s| (s.keys.len(), s.tail.len()));
-            if keys != owned.saturating_sub(1) || tail != (node.end % size) as usize {
+            if keys != owned.saturating_sub(1) || tail != (node.end() % size) as usize {
                 return Err("a block's keys");
             }
-            self.mixed |= node.end - start != size || !start.is_multiple_of(size);
+            self.mixed |= node.end() - start != size || !start.is_multiple_of(size);
         }
         let tiers = self.config.tiers.len();
         for slot in &slots {
             let flags = self.arena.get(*slot).flags;
-            self.held_anywhere += usize::from(self.arena.get(*slot).copies != [0; TIERS]);
+            self.held_anywhere += usize::from(self.arena.get(*slot).is_held_anywhere());
             let mut keys = Vec::new();
             self.push_keys(*slot, &mut keys);
             for tier in 0..tiers {
-                self.held[tier] += u64::from(self.arena.get(*slot).copies[tier] > 0);
+                self.held[tier] += u64::from(self.arena.get(*slot).is_held(tier));
                 self.suspects[tier] += u64::from(flags & SUSPECT << tier != 0);
                 if flags & SENT << tier != 0 {
                     self.count_told(&keys, tier);
@@ -49,7 +49,7 @@ impl Mirror {
                 }
             }
             if flags & SUSPECT_ANYWHERE != 0 {
-                self.suspect_keys.insert(self.arena.get(*slot).key.0, *slot);
+                self.suspect_keys.insert(self.arena.get(*slot).key().0, *slot);
             }
         }
         for slot in slots {

@@ -12,9 +12,16 @@ impl Mirror {
         if !self.groups.removes(removed.group) {
             return;
         }
-        for (i, hash) in removed.hashes.iter().enumerate() {
-            let remaining = removed.remaining_copies.as_ref().and_then(|c| c.get(i)).copied();
+        self.arena.touch(&removed.hashes);
+        let mut at = 0;
+        while at < removed.hashes.len() {
+            if removed.remaining_copies.is_none() {
+                at += self.remove_plain(&removed.hashes[at..], tier);
+            }
+            let Some(hash) = removed.hashes.get(at) else { break };
+            let remaining = removed.remaining_copies.as_ref().and_then(|c| c.get(at)).copied();
             self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
+            at += 1;
         }
         self.sweep();
     }
@@ -22,7 +29,7 @@ impl Mirror {
     fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {
         let found = self.arena.find(hash);
         if let Some(slot) = found.filter(|s| !self.arena.get(*s).has(TWIN)) {
-            if self.arena.get(slot).copies[tier] > 0 {
+            if self.arena.get(slot).is_held(tier) {
                 return self.give_up(slot, tier, remaining);
             }
         } else if found.is_some() {
@@ -30,7 +37,7 @@ impl Mirror {
                 .arena
                 .find_all(hash)
                 .into_iter()
-                .filter(|s| self.arena.get(*s).copies[tier] > 0)
+                .filter(|s| self.arena.get(*s).is_held(tier))
                 .collect();
             if holding.len() > 1
                 && let Some(salt) = salt
@@ -39,7 +46,7 @@ impl Mirror {
                 let of_salt: Vec<Slot> = holding
                     .iter()
                     .copied()
-                    .filter(|s| self.arena.get(self.root_of(*s)).key == root)
+                    .filter(|s| self.arena.get(self.root_of(*s)).key() == root)
                     .collect();
                 if !of_salt.is_empty() {
                     holding = of_salt;

@@ -2,7 +2,7 @@
 
 use super::Mirror;
 use super::groups::Use;
-use super::node::{GHOST, NONE, Node, PIN, SIDE, Side, Slot, TWIN};
+use super::node::{GHOST, NONE, Node, PIN, ROOT, SIDE, Side, Slot, TWIN};
 use super::place::Place;
 use crate::fixed_hash::scatter;
 use crate::{EngineHash, RefusalReason, Stored};
@@ -79,7 +79,7 @@ impl Mirror {
             let wanted = self.root_key(stored);
             let mut fits = candidates
                 .iter()
-                .filter(|c| self.arena.get(self.root_of(**c)).key == wanted);
+                .filter(|c| self.arena.get(self.root_of(**c)).key() == wanted);
             return match (fits.next(), fits.next()) {
                 (Some(one), None) => Start::Below(*one),
                 (None, _) => Start::Unknown(parent),
@@ -94,14 +94,15 @@ impl Mirror {
 
     fn store_below(&mut self, parent: Slot, stored: &Stored, tier: usize) {
         let size = stored.block_size as usize;
-        let root = self.root_of(parent);
         let plain = stored.extra_keys.is_empty();
         let mut place = Place::default();
-        let mut above = parent;
         if tier == 0 {
             self.confirm_above(parent);
         }
-        for (i, (hash, tokens)) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate() {
+        let plainly = self.store_plain(parent, stored, tier);
+        let mut above = plainly.above;
+        let blocks = stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate();
+        for (i, (hash, tokens)) in blocks.skip(plainly.done) {
             let identities = if plain { Vec::new() } else { self.identities(stored, i) };
             if self.place(above, tokens, &identities, &mut place).is_none() {
                 self.refuse(RefusalReason::TooLarge);
@@ -113,9 +114,14 @@ impl Mirror {
             self.announce(slot, tier, remaining(stored.remaining_copies.as_deref(), i));
             above = slot;
         }
-        self.last_end = (above, root);
-        if self.arena.get(root).is_idle() {
-            self.release(root);
+        self.last_end = match self.last_end {
+            _ if self.arena.get(parent).has(ROOT) => (above, parent),
+            (end, root) if end == parent => (above, root),
+            _ => (NONE, NONE),
+        };
+        // A root that nothing could be stored below goes again.
+        if above == parent && self.arena.get(parent).is_idle() {
+            self.release(parent);
         }
         if !self.quarantine.is_empty() {
             for hash in &stored.hashes {
@@ -171,7 +177,7 @@ impl Mirror {
         let slot = self.arena.insert(Node::new(hash, key, parent, place.end, twin));
         if place.keys.len() != 1 || !place.end.is_multiple_of(size) {
             self.mixed_from(slot, place);
-        } else if place.end - self.arena.get(parent).end != size {
+        } else if place.end - self.arena.get(parent).end() != size {
             self.become_mixed();
         }
         Some(slot)
@@ -196,9 +202,9 @@ impl Mirror {
     #[inline]
     fn is_at(&self, slot: Slot, parent: Slot, place: &Place) -> bool {
         let node = self.arena.get(slot);
-        node.parent == parent
-            && Some(node.key) == place.key
-            && node.end == place.end
+        node.parent() == parent
+            && Some(node.key()) == place.key
+            && node.end() == place.end
             && (place.tail.is_empty() || self.arena.side(slot).is_some_and(|s| s.tail == place.tail))
     }
 
@@ -221,7 +227,7 @@ impl Mirror {
                 return true;
             }
         }
-        node.copies == [0; super::TIERS]
+        !node.is_held_anywhere()
     }
 
     /// An event without tokens: its blocks are known by the GPU's events, or will be.

@@ -17,14 +17,14 @@ impl Mirror {
         for slot in slots {
             for tier in 0..self.config.tiers.len() {
                 let node = self.arena.get_mut(slot);
-                if node.copies[tier] > 0 && !node.has(SUSPECT << tier) {
+                if node.is_held(tier) && !node.has(SUSPECT << tier) {
                     node.set(SUSPECT << tier, true);
                     self.suspects[tier] += 1;
                 }
             }
             let node = self.arena.get(slot);
             if node.flags & SUSPECT_ANYWHERE != 0 {
-                self.suspect_keys.insert(node.key.0, slot);
+                self.suspect_keys.insert(node.key().0, slot);
             }
         }
     }
@@ -69,11 +69,11 @@ impl Mirror {
             let node = self.arena.get_mut(at);
             if node.has(DROPPED) {
                 node.set(DROPPED, false);
-                if node.copies[0] == 0 {
+                if !node.is_held(0) {
                     self.set_copies(at, 0, 1);
                 }
             }
-            at = self.arena.get(at).parent;
+            at = self.arena.get(at).parent();
         }
     }
 
@@ -113,10 +113,15 @@ impl Mirror {
             let Some(&slot) = self.suspect_keys.get(&key.0) else {
                 continue;
             };
-            let Some(node) = self.arena.live(slot).copied().filter(|n| n.key == *key && !n.has(ROOT)) else {
+            let Some(node) = self
+                .arena
+                .live(slot)
+                .copied()
+                .filter(|n| n.key() == *key && !n.has(ROOT))
+            else {
                 continue;
             };
-            let length = node.end - self.arena.get(node.parent).end;
+            let length = node.end() - self.arena.get(node.parent()).end();
             if end <= cached {
                 self.confirm(slot);
             } else if end.saturating_add(length) <= prompt {

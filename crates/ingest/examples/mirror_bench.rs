@@ -1,6 +1,6 @@
 //! Nanoseconds a block from decoded events to ops, for the mirror alone and with the index applying them, one core.
 //!
-//! `cargo run --release -p cairn-ingest --example ingest_bench [-- BLOCKS]`
+//! `cargo run --release -p cairn-ingest --example mirror_bench [-- BLOCKS]`
 
 #![allow(clippy::print_stdout, missing_docs)]
 

@@ -1,0 +1,300 @@
+//! All nodes of a mirror, by slot, by engine hash and, for roots, by key.
+
+use cairn_blocks::BlockKey;
+
+use super::node::{COUNT_MAX, FREE, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
+use super::slots::{EARLY, SlotTable, Vacancy};
+use crate::EngineHash;
+use crate::fixed_hash::FixedMap;
+
+/// Nodes by slot, by engine hash and, for roots, by key.
+#[derive(Debug)]
+pub(crate) struct Arena {
+    nodes: Vec<Node>,
+    free: Slot,
+    free_len: usize,
+    by_hash: SlotTable,
+    roots: FixedMap<BlockKey, Slot>,
+    pub(crate) sides: FixedMap<Slot, Box<Side>>,
+    /// Copies beyond what fits in a node.
+    more_copies: FixedMap<(Slot, u8), u32>,
+    /// Children beyond what fits in a node.
+    more_children: FixedMap<Slot, u32>,
+    expected: usize,
+}
+
+impl Arena {
+    /// An arena for about so many nodes; 0 where nothing is known.
+    pub(crate) fn new(expected: usize) -> Self {
+        let mut by_hash = SlotTable::default();
+        by_hash.expect(expected);
+        Self {
+            nodes: Vec::new(),
+            free: NONE,
+            free_len: 0,
+            by_hash,
+            roots: FixedMap::default(),
+            sides: FixedMap::default(),
+            more_copies: FixedMap::default(),
+            more_children: FixedMap::default(),
+            expected,
+        }
+    }
+
+    /// Tells how many nodes are expected.
+    pub(crate) fn expect(&mut self, nodes: usize) {
+        self.expected = nodes;
+        self.by_hash.expect(nodes);
+    }
+
+    /// Nodes in use, roots included.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len() - self.free_len
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, slot: Slot) -> &Node {
+        &self.nodes[slot as usize]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, slot: Slot) -> &mut Node {
+        &mut self.nodes[slot as usize]
+    }
+
+    /// The node in a slot that may have been freed since.
+    #[inline]
+    pub(crate) fn live(&self, slot: Slot) -> Option<&Node> {
+        self.nodes.get(slot as usize).filter(|n| !n.has(FREE))
+    }
+
+    /// Every slot in use.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+        (0..self.nodes.len() as u32).filter(|s| !self.get(*s).has(FREE))
+    }
+
+    /// Reads where hashes are found ahead of the lookups, which then wait for memory less.
+    #[inline]
+    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
+        let seen = hashes.iter().fold(0, |seen, hash| seen ^ self.by_hash.touch(*hash));
+        std::hint::black_box(seen);
+    }
+
+    /// Some node with this hash.
+    #[inline]
+    pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
+        self.by_hash.find(hash, |s| self.get(s).hash() == hash)
+    }
+
+    /// All nodes with this hash.
+    pub(crate) fn find_all(&self, hash: EngineHash) -> Vec<Slot> {
+        let mut all = Vec::new();
+        self.by_hash.find(hash, |s| {
+            if self.get(s).hash() == hash {
+                all.push(s);
+            }
+            false
+        });
+        all
+    }
+
+    /// Adds a block below its parent.
+    #[inline]
+    pub(crate) fn insert(&mut self, node: Node) -> Slot {
+        let slot = self.place(node);
+        let Self { nodes, by_hash, .. } = self;
+        by_hash.insert(node.hash(), slot, |s| nodes[s as usize].hash());
+        self.adopt(node.parent(), slot);
+        slot
+    }
+
+    /// Some node with this hash, or where one may be added.
+    #[inline]
+    pub(crate) fn look(&self, hash: EngineHash) -> Result<Slot, Vacancy> {
+        self.by_hash.look(hash, |s| self.get(s).hash() == hash)
+    }
+
+    /// Adds a block whose hash [`Arena::look`] just didn't find.
+    #[inline]
+    pub(crate) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
+        let slot = self.place(node);
+        let Self { nodes, by_hash, .. } = self;
+        by_hash.fill(vacancy, node.hash(), slot, |s| nodes[s as usize].hash());
+        self.adopt(node.parent(), slot);
+        slot
+    }
+
+    /// One more than the highest slot.
+    pub(crate) fn slot_bound(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Puts a node of a checkpoint into the next slot; its parent may not be there yet.
+    pub(crate) fn place_unlinked(&mut self, mut node: Node, side: Option<Side>) -> Slot {
+        node.set(SIDE, side.is_some());
+        let slot = self.place(node);
+        if let Some(side) = side {
+            self.sides.insert(slot, Box::new(side));
+        }
+        slot
+    }
+
+    /// Makes a node of a checkpoint findable and known to its parent, which must be there.
+    pub(crate) fn link(&mut self, slot: Slot) {
+        let node = *self.get(slot);
+        if node.has(ROOT) {
+            self.roots.insert(node.key(), slot);
+            return;
+        }
+        for twin in self.find_all(node.hash()) {
+            self.get_mut(twin).set(TWIN, true);
+            self.get_mut(slot).set(TWIN, true);
+        }
+        let Self { nodes, by_hash, .. } = self;
+        by_hash.insert(node.hash(), slot, |s| nodes[s as usize].hash());
+        self.adopt(node.parent(), slot);
+    }
+
+    #[inline]
+    fn adopt(&mut self, parent: Slot, slot: Slot) {
+        let node = &mut self.nodes[parent as usize];
+        let children = node.children_low();
+        if children < COUNT_MAX {
+            node.set_children_low(children + 1);
+        } else {
+            *self.more_children.entry(parent).or_default() += 1;
+        }
+        if node.has(SIDE)
+            && let Some(side) = self.sides.get_mut(&parent)
+            && !side.tail.is_empty()
+        {
+            side.children.push(slot);
+        }
+    }
+
+    #[inline]
+    fn orphan(&mut self, parent: Slot, slot: Slot) {
+        let node = &mut self.nodes[parent as usize];
+        let children = node.children_low();
+        let more = if children == COUNT_MAX {
+            self.more_children.get_mut(&parent)
+        } else {
+            None
+        };
+        match more {
+            Some(1) => {
+                self.more_children.remove(&parent);
+            }
+            Some(more) => *more -= 1,
+            None => node.set_children_low(children - 1),
+        }
+        if node.has(SIDE)
+            && let Some(side) = self.sides.get_mut(&parent)
+            && let Some(at) = side.children.iter().position(|c| *c == slot)
+        {
+            side.children.swap_remove(at);
+        }
+    }
+
+    #[inline]
+    fn place(&mut self, node: Node) -> Slot {
+        if self.free == NONE {
+            if self.nodes.len() == self.nodes.capacity() {
+                self.grow();
+            }
+            self.nodes.push(node);
+            return self.nodes.len() as u32 - 1;
+        }
+        let slot = self.free;
+        self.free = self.get(slot).parent();
+        self.free_len -= 1;
+        *self.get_mut(slot) = node;
+        slot
+    }
+
+    /// Makes room for a half more, or for what is expected once a small part of that is there; beyond it, for a little.
+    #[cold]
+    fn grow(&mut self) {
+        let len = self.nodes.len();
+        let more = match self.expected {
+            expected if len < expected && len * EARLY >= expected => expected - len,
+            expected if len >= expected && expected > 0 => len / 16 + 16,
+            _ => len / 2 + 16,
+        };
+        self.nodes.reserve_exact(more);
+    }
+
+    /// The root with this key, made where it isn't there yet.
+    pub(crate) fn root(&mut self, key: BlockKey) -> Slot {
+        if let Some(slot) = self.roots.get(&key) {
+            return *slot;
+        }
+        let slot = self.place(Node::new(EngineHash(0), key, NONE, 0, ROOT));
+        self.roots.insert(key, slot);
+        slot
+    }
+
+    /// Takes a node out; its parent then has one child less.
+    #[inline]
+    pub(crate) fn remove(&mut self, slot: Slot) {
+        let node = *self.get(slot);
+        if node.has(ROOT) {
+            self.roots.remove(&node.key());
+        } else {
+            self.by_hash.remove(node.hash(), slot);
+            self.orphan(node.parent(), slot);
+        }
+        if node.has(SIDE) {
+            self.sides.remove(&slot);
+        }
+        let free = self.free;
+        let freed = self.get_mut(slot);
+        freed.flags = FREE;
+        freed.set_parent(free);
+        self.free = slot;
+        self.free_len += 1;
+    }
+
+    #[inline]
+    pub(crate) fn side(&self, slot: Slot) -> Option<&Side> {
+        if self.get(slot).has(SIDE) {
+            self.sides.get(&slot).map(AsRef::as_ref)
+        } else {
+            None
+        }
+    }
+
+    #[inline]
+    pub(crate) fn copies(&self, slot: Slot, tier: usize) -> u32 {
+        match self.get(slot).copies_low(tier) {
+            COUNT_MAX => COUNT_MAX + self.more_copies.get(&(slot, tier as u8)).copied().unwrap_or(0),
+            n => n,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn set_copies(&mut self, slot: Slot, tier: usize, copies: u32) {
+        self.get_mut(slot).set_copies_low(tier, copies.min(COUNT_MAX));
+        if copies > COUNT_MAX {
+            self.more_copies.insert((slot, tier as u8), copies - COUNT_MAX);
+        } else if !self.more_copies.is_empty() {
+            self.more_copies.remove(&(slot, tier as u8));
+        }
+    }
+
+    /// Forgets everything and gives back the memory of a large table.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(self.expected);
+    }
+
+    /// Bytes that the tables take.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let sides: usize = self
+            .sides
+            .values()
+            .map(|s| 80 + size_of::<Side>() + s.keys.capacity() * 8 + s.tail.capacity() * 4 + s.children.capacity() * 4)
+            .sum();
+        let more = self.more_copies.capacity() * 13 + self.more_children.capacity() * 9;
+        self.nodes.capacity() * size_of::<Node>() + self.by_hash.memory_bytes() + sides + more
+    }
+}

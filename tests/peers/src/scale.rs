@@ -1,0 +1,143 @@
+//! Cairn's index alone at a thousand workers: long prompts, misses beside a digest of first keys, readers beside the writer.
+
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bloomfilter::Bloom;
+use cairn_blocks::{BlockKey, Depth};
+use cairn_index::{HolderId, Residency, Stored};
+use serde_json::{Value, json};
+
+use crate::clock::{CpuClock, make_warm};
+use crate::log::{mix, root};
+
+const WORKERS: u32 = 1_000;
+/// Prompts of 128,000 tokens.
+const LONG_BLOCKS: u64 = 8_000;
+/// Chains that only one worker holds, for each worker, and their length.
+const OWN: (u64, u64) = (24, 128);
+/// False answers that a digest would be made for.
+const FALSE_RATE: f64 = 0.01;
+/// How long readers and writer run.
+const TOGETHER: Duration = Duration::from_millis(800);
+
+fn key(chain: u64, block: u64) -> BlockKey {
+    BlockKey(mix(chain << 20 ^ block).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+}
+
+fn chain(chain: u64, blocks: u64) -> Vec<BlockKey> {
+    (0..blocks).map(|block| key(chain, block)).collect()
+}
+
+fn store(residency: &mut Residency, worker: u32, keys: &[BlockKey]) {
+    let stored = residency.store(HolderId(worker), root(), Depth(0), 0, keys);
+    assert!(matches!(stored, Stored::Done { .. }), "{stored:?}");
+}
+
+/// Measures.
+pub fn measure() -> Value {
+    let mut residency = Residency::new();
+    let long = chain(0, LONG_BLOCKS);
+    let mut heads = vec![long[0]];
+    for worker in 0..WORKERS {
+        residency.add_holder(HolderId(worker));
+        // Every worker holds the long prompt up to somewhere else.
+        let held = 64 + (mix(u64::from(worker)) % (LONG_BLOCKS - 64)) as usize;
+        store(&mut residency, worker, &long[..held]);
+        for own in 0..OWN.0 {
+            let keys = chain(1 + u64::from(worker) * OWN.0 + own, OWN.1);
+            heads.push(keys[0]);
+            store(&mut residency, worker, &keys);
+        }
+    }
+    let mut out = Vec::new();
+    let mut times: Vec<u64> = (0..400)
+        .map(|_| {
+            make_warm(&long);
+            let start = Instant::now();
+            residency.match_prefix(&long, &mut out);
+            start.elapsed().as_nanos() as u64
+        })
+        .collect();
+    times.sort_unstable();
+    let (alone, beside) = readers(residency.clone(), &long);
+    json!({
+        "workers": WORKERS,
+        "match_128k_p50_ns": times[times.len() / 2],
+        "match_128k_p99_ns": times[times.len() * 99 / 100],
+        "miss": misses(&residency, &heads),
+        "reads_per_s_alone": alone,
+        "reads_per_s_beside_writer": beside,
+    })
+}
+
+/// CPU of a question whose first block nobody holds: of the index's answer, and of asking a digest of all first keys.
+fn misses(residency: &Residency, heads: &[BlockKey]) -> Value {
+    let mut digest = Bloom::new_for_fp_rate_with_seed(heads.len(), FALSE_RATE, &[7; 32]).expect("the rate is sane");
+    heads.iter().for_each(|head| digest.set(&head.0));
+    assert!(
+        heads.iter().all(|head| digest.check(&head.0)),
+        "a digest has no false negatives"
+    );
+    let unknown: Vec<[BlockKey; 2]> = (0..20_000)
+        .map(|n| [key(1 << 40 | n, 0), key(1 << 40 | n, 1)])
+        .collect();
+    let mut out = Vec::new();
+    let clock = CpuClock::this_thread();
+    let least = |run: &mut dyn FnMut(&[BlockKey; 2])| {
+        let rounds = (0..5).map(|_| {
+            let start = clock.ns();
+            unknown.iter().for_each(&mut *run);
+            clock.ns() - start
+        });
+        rounds.min().unwrap_or(0) as f64 / unknown.len() as f64
+    };
+    let index = least(&mut |keys| residency.match_prefix(keys, &mut out));
+    let mut found = 0u32;
+    let asked = least(&mut |keys| found += u32::from(digest.check(&keys[0].0)));
+    json!({
+        "index_ns": index,
+        "digest_ns": asked,
+        "digest_bytes": digest.as_slice().len(),
+        "false_positives": f64::from(found) / (5.0 * unknown.len() as f64),
+    })
+}
+
+/// Reads per second of two threads without and with a writer that applies short stores as fast as it gets the lock.
+fn readers(residency: Residency, long: &[BlockKey]) -> (f64, f64) {
+    let lock = RwLock::new(residency);
+    let run = |write: bool| {
+        let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut out = Vec::new();
+                    while !stop.load(Ordering::Relaxed) {
+                        lock.read()
+                            .expect("no thread panics")
+                            .match_prefix(&long[..500], &mut out);
+                        reads.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            let began = Instant::now();
+            let mut n = 1u64 << 32;
+            while began.elapsed() < TOGETHER {
+                if write {
+                    // 2,500 changes each 5 ms: 500,000 a second.
+                    let keys: Vec<Vec<BlockKey>> = (0..20).map(|i| chain(n + i, 125)).collect();
+                    let mut residency = lock.write().expect("no thread panics");
+                    keys.iter()
+                        .for_each(|keys| store(&mut residency, (n % 1_000) as u32, keys));
+                    drop(residency);
+                    n += 20;
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        reads.load(Ordering::Relaxed) as f64 / TOGETHER.as_secs_f64()
+    };
+    (run(false), run(true))
+}
