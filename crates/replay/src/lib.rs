@@ -11,7 +11,9 @@ mod options;
 mod report;
 mod run;
 pub mod trace;
+mod tune;
 
 pub use options::{ENGINES_MAX, InvalidOptions, Model, Options, ROUTERS_MAX, Scenario, reference_timing};
 pub use report::{FirstToken, Report, Run, Window};
-pub use run::{ReplayError, replay};
+pub use run::{ReplayError, run};
+pub use tune::{best, grid};

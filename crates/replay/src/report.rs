@@ -1,6 +1,11 @@
 //! Figures of a replay, as machines read them.
 
+use std::collections::BTreeMap;
+
+use cairn_routing::PolicyConfig;
 use serde::{Deserialize, Serialize};
+
+use crate::trace::Trace;
 
 /// Time to the first token in milliseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -16,16 +21,20 @@ pub struct FirstToken {
 }
 
 /// One stretch of a run, by time of arrival.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Window {
     /// Its start in seconds from the trace's.
     pub at_s: f64,
-    /// Requests that came in it.
+    /// Requests that came in it and were served.
     pub requests: u64,
     /// Share of their prompt tokens that were cached.
     pub hit: f64,
     /// 90th percentile of their time to the first token in milliseconds.
     pub ttft_p90_ms: f64,
+    /// 99th percentile.
+    pub ttft_p99_ms: f64,
+    /// Prompt tokens that each engine computed for them.
+    pub work: Vec<u64>,
 }
 
 /// One policy with one seed.
@@ -33,28 +42,42 @@ pub struct Window {
 pub struct Run {
     /// The policy's name.
     pub policy: String,
+    /// The same with its parameters.
+    pub parameters: PolicyConfig,
     /// The seed of its chance.
     pub seed: u64,
     /// Share of prompt tokens that were cached.
     pub hit: f64,
     /// The same as a share of what a cache that never forgets would have served.
     pub oracle_fraction: f64,
+    /// Share of prompt tokens that were cached, but had to be fetched from host memory or a peer.
+    pub fetched: f64,
     /// Share of prompt tokens that the routers expected to be cached when they decided.
     pub predicted_hit: f64,
     /// Time to the first token.
     pub ttft_ms: FirstToken,
+    /// The distribution of the time to the first token: its 1, 5, 10, 15, ... 95, 98, 99 and 100 % points.
+    pub ttft_curve_ms: Vec<f64>,
     /// Requests finished in a second of trace time.
     pub throughput_rps: f64,
     /// Decisions that passed over their affine worker because of its load.
     pub overflow: u64,
-    /// Requests that found no worker.
-    pub unserved: u64,
+    /// Decisions by their reason.
+    pub reasons: BTreeMap<String, u64>,
+    /// Requests whose client got a 429, since every engine that was tried was full.
+    pub refused: u64,
+    /// Times that a full engine sent a request back to its router.
+    pub retries: u64,
     /// Share of requests by engine.
     pub request_share: Vec<f64>,
-    /// Tokens that the busiest engine computed, over the mean of all.
+    /// Share of computed prompt tokens by engine.
+    pub work_share: Vec<f64>,
+    /// Prompt tokens that the busiest engine computed, over the mean of all.
     pub work_max_over_mean: f64,
     /// Preemptions over all engines.
     pub preemptions: u64,
+    /// When the fleet changed, in seconds.
+    pub changes_s: Vec<f64>,
     /// The run in stretches.
     pub windows: Vec<Window>,
 }
@@ -74,14 +97,13 @@ pub struct Report {
     pub verdict: String,
 }
 
-/// Time to the first token of many requests.
-pub(crate) fn first_token(mut ms: Vec<f64>) -> FirstToken {
-    ms.sort_by(f64::total_cmp);
+/// Time to the first token of many requests, sorted, in milliseconds.
+pub(crate) fn first_token(ms: &[f64]) -> FirstToken {
     let mean = ms.iter().sum::<f64>() / ms.len().max(1) as f64;
     FirstToken {
-        p50: quantile(&ms, 0.5),
-        p90: quantile(&ms, 0.9),
-        p99: quantile(&ms, 0.99),
+        p50: quantile(ms, 0.5),
+        p90: quantile(ms, 0.9),
+        p99: quantile(ms, 0.99),
         mean,
     }
 }
@@ -93,6 +115,20 @@ pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 impl Report {
+    /// Sums runs up; the first policy is compared with each other one.
+    #[must_use]
+    pub fn new(trace: &Trace, runs: Vec<Run>) -> Self {
+        let mut report = Self {
+            trace: trace.name.clone(),
+            requests: trace.rows.len() as u64,
+            oracle_hit: trace.oracle_hit(),
+            runs,
+            verdict: String::new(),
+        };
+        report.verdict = report.judge();
+        report
+    }
+
     /// Policies in the order of their first run, with their runs.
     fn by_policy(&self) -> Vec<(&str, Vec<&Run>)> {
         let mut out: Vec<(&str, Vec<&Run>)> = Vec::new();
