@@ -7,8 +7,8 @@ use crate::trace::{Row, Trace};
 
 /// Engines at most.
 pub const ENGINES_MAX: u32 = 4_096;
-/// vLLM's block size on GPUs, in tokens.
-const DEFAULT_BLOCK: u32 = 16;
+/// Engine blocks where nothing is said: the trace's own size, within vLLM's on GPUs and the largest that it allows there.
+const DEFAULT_BLOCK: (u32, u32) = (16, 128);
 /// Routers at most.
 pub const ROUTERS_MAX: u32 = 64;
 
@@ -195,7 +195,7 @@ impl Options {
     #[must_use]
     pub fn for_trace(&self, trace: &Trace) -> Self {
         let block_size = match (self.block_size, self.model) {
-            (0, Model::Default) => DEFAULT_BLOCK,
+            (0, Model::Default) => trace.block.clamp(DEFAULT_BLOCK.0, DEFAULT_BLOCK.1),
             (0, Model::Reference) => trace.block,
             (given, _) => given,
         };

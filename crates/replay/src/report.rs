@@ -20,6 +20,12 @@ pub struct FirstToken {
     pub mean: f64,
 }
 
+/// Shares of [`Run::ttft_curve_ms`].
+pub(crate) const CURVE: [f64; 23] = [
+    0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95,
+    0.98, 0.99, 1.0,
+];
+
 /// One stretch of a run, by time of arrival.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Window {
@@ -58,6 +64,8 @@ pub struct Run {
     pub ttft_ms: FirstToken,
     /// The distribution of the time to the first token: its 1, 5, 10, 15, ... 95, 98, 99 and 100 % points.
     pub ttft_curve_ms: Vec<f64>,
+    /// Share of their time that engines were busy.
+    pub utilisation: f64,
     /// Requests finished in a second of trace time.
     pub throughput_rps: f64,
     /// Decisions that passed over their affine worker because of its load.
@@ -153,14 +161,14 @@ impl Report {
         );
         let _ = writeln!(
             text,
-            "{:<15} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>9}",
-            "policy", "hit %", "of oracle", "p50 ms", "p90 ms", "p99 ms", "mean ms", "req/s", "work max"
+            "{:<15} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>6} {:>9}",
+            "policy", "hit %", "of oracle", "p50 ms", "p90 ms", "p99 ms", "mean ms", "req/s", "busy %", "work max"
         );
         for (policy, runs) in self.by_policy() {
             let mean = |of: &dyn Fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
             let _ = writeln!(
                 text,
-                "{policy:<15} {:>6.1} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>7.2} {:>9.2}",
+                "{policy:<15} {:>6.1} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>7.2} {:>6.1} {:>9.2}",
                 mean(&|r| r.hit * 100.0),
                 mean(&|r| r.oracle_fraction),
                 mean(&|r| r.ttft_ms.p50),
@@ -168,12 +176,42 @@ impl Report {
                 mean(&|r| r.ttft_ms.p99),
                 mean(&|r| r.ttft_ms.mean),
                 mean(&|r| r.throughput_rps),
+                mean(&|r| r.utilisation * 100.0),
                 mean(&|r| r.work_max_over_mean),
             );
         }
         text.push_str(&self.verdict);
         text.push('\n');
         text
+    }
+
+    /// Says so where affinity sends most work to a few engines, or most requests past their own.
+    fn collapse(&self, policy: &str, runs: &[&Run]) -> Option<String> {
+        let run = runs.first()?;
+        match run.parameters {
+            PolicyConfig::Prefix { .. } | PolicyConfig::Chwbl { .. } | PolicyConfig::MaxHit => {}
+            PolicyConfig::Kv
+            | PolicyConfig::Random
+            | PolicyConfig::RoundRobin
+            | PolicyConfig::LeastRequests
+            | PolicyConfig::LeastTokens
+            | PolicyConfig::Session
+            | PolicyConfig::Lmetric
+            | PolicyConfig::Sticky { .. } => return None,
+        }
+        let most = run.request_share.iter().copied().fold(0.0, f64::max);
+        let engines = run.request_share.len() as f64;
+        if engines >= 2.0 && most > 0.5_f64.max(2.0 / engines) {
+            let percent = most * 100.0;
+            return Some(format!(
+                "on this trace a shared start of prompts makes {policy} collapse: one engine gets {percent:.0} % of requests"
+            ));
+        }
+        let passed = run.overflow as f64 / self.requests.max(1) as f64;
+        (passed > 0.5).then(|| {
+            let percent = passed * 100.0;
+            format!("a shared start of prompts makes {policy} overflow: {percent:.0} % of requests pass their engine")
+        })
     }
 
     /// Compares the first policy with each other one on the 90th percentile, paired by seed.
@@ -197,23 +235,85 @@ impl Report {
         if words.is_empty() {
             words.push(format!("{first} alone: name another policy to compare it with"));
         }
+        words.extend(policies.iter().filter_map(|(policy, runs)| self.collapse(policy, runs)));
         words.join("; ")
     }
+}
+
+/// How one policy does against another on one figure, over seeds.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Difference {
+    /// Which figure.
+    pub figure: String,
+    /// Its mean under the first policy.
+    pub first: f64,
+    /// Its mean under the second.
+    pub second: f64,
+    /// The first's change against the second in percent, paired by seed.
+    pub percent: f64,
+    /// Half of its 95 % interval; `None` with one seed.
+    pub plus_minus: Option<f64>,
+}
+
+impl Report {
+    /// The first two policies side by side, figure by figure.
+    #[must_use]
+    pub fn compare(&self) -> Vec<Difference> {
+        let policies = self.by_policy();
+        let [(_, first), (_, second), ..] = policies.as_slice() else {
+            return Vec::new();
+        };
+        let figures: [(&str, fn(&Run) -> f64); 7] = [
+            ("hit", |run| run.hit),
+            ("ttft_ms.p50", |run| run.ttft_ms.p50),
+            ("ttft_ms.p90", |run| run.ttft_ms.p90),
+            ("ttft_ms.p99", |run| run.ttft_ms.p99),
+            ("ttft_ms.mean", |run| run.ttft_ms.mean),
+            ("throughput_rps", |run| run.throughput_rps),
+            ("work_max_over_mean", |run| run.work_max_over_mean),
+        ];
+        let differences = figures.iter().map(|(figure, of)| {
+            let mean = |runs: &[&Run]| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len().max(1) as f64;
+            let changes: Vec<f64> = first
+                .iter()
+                .zip(second)
+                .map(|(a, b)| (of(a) / of(b).max(f64::MIN_POSITIVE) - 1.0) * 100.0)
+                .collect();
+            let (percent, plus_minus) = interval(&changes);
+            Difference {
+                figure: (*figure).to_owned(),
+                first: mean(first),
+                second: mean(second),
+                percent,
+                plus_minus,
+            }
+        });
+        differences.collect()
+    }
+}
+
+/// Mean of paired values, and half of their 95 % interval.
+fn interval(values: &[f64]) -> (f64, Option<f64>) {
+    let n = values.len();
+    let mean = values.iter().sum::<f64>() / n.max(1) as f64;
+    if n < 2 {
+        return (mean, None);
+    }
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1) as f64;
+    let student = STUDENT.get(n - 2).copied().unwrap_or(1.96);
+    (mean, Some(student * (variance / n as f64).sqrt()))
 }
 
 /// Two-sided 95 % points of Student's t for 1 to 9 degrees of freedom; beyond, the normal one is close enough.
 const STUDENT: [f64; 9] = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26];
 
 fn compare(first: &str, other: &str, gains: &[f64]) -> String {
-    let n = gains.len();
-    let mean = gains.iter().sum::<f64>() / n.max(1) as f64;
+    let (mean, half) = interval(gains);
     let word = if mean >= 0.0 { "beats" } else { "loses to" };
     let by = mean.abs() * 100.0;
-    if n < 2 {
+    let Some(half) = half.map(|half| half * 100.0) else {
         return format!("{first} {word} {other} on P90 by {by:.0} % (one seed: no interval)");
-    }
-    let variance = gains.iter().map(|gain| (gain - mean).powi(2)).sum::<f64>() / (n - 1) as f64;
-    let half = STUDENT.get(n - 2).copied().unwrap_or(1.96) * (variance / n as f64).sqrt() * 100.0;
+    };
     if by <= half {
         return format!(
             "{first} and {other} don't differ on P90 ({:.0} % ± {half:.0})",

@@ -1,6 +1,7 @@
 //! Arguments of `cairn replay`, checked.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use cairn_replay::engine_model::{CpuTierConfig, Micros};
@@ -17,7 +18,7 @@ const SEEDS_MAX: u64 = 100;
 pub struct ReplayArgs {
     /// Trace to replay: a file (Mooncake JSON lines, coding-agent sessions, Dynamo's request trace, Cairn's decisions, a
     /// table of lengths; .gz and .tar.gz as they are), or synthetic:longctx, :chat, :rag, :agent, :sagemaker-8k.
-    #[arg(long, value_name = "FILE|synthetic:NAME", required_unless_present_any = ["show_model"])]
+    #[arg(long, value_name = "FILE|synthetic:NAME", required_unless_present_any = ["show_model", "verify"])]
     pub trace: Option<String>,
     /// Policies, the one to judge first; parameters as in prefix:prefix_length=4096:concurrency_threshold=16.
     #[arg(long, value_name = "A,B,...", default_value = "kv,prefix,random")]
@@ -73,6 +74,19 @@ pub struct ReplayArgs {
     /// Find the best parameters of policies that have some, by a grid with the first seed; kv has none.
     #[arg(long)]
     pub tune: bool,
+    /// Two policies side by side, figure by figure, with intervals; instead of --policies.
+    #[arg(long, value_name = "A,B", conflicts_with = "policies")]
+    pub compare: Option<String>,
+    /// Say what limits this workload, and what more memory, an engine more or better parameters would bring.
+    #[arg(long, conflicts_with_all = ["compare", "policies", "tune"])]
+    pub advise: bool,
+    /// Make recorded decisions again, and say whether every one comes out as it was: a file of JSON lines, or a router's
+    /// answer.
+    #[arg(long, value_name = "FILE")]
+    pub verify: Option<PathBuf>,
+    /// Also write a page with plots.
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
     /// Runs at once; each runs on one core.
     #[arg(long, value_name = "N")]
     pub threads: Option<NonZeroUsize>,
@@ -134,7 +148,8 @@ impl ReplayArgs {
     /// The policies, each once.
     pub fn policies(&self) -> anyhow::Result<Vec<Asked>> {
         let mut asked: Vec<Asked> = Vec::new();
-        for label in self.policies.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let names = self.compare.as_ref().unwrap_or(&self.policies);
+        for label in names.split(',').map(str::trim).filter(|name| !name.is_empty()) {
             if asked.iter().any(|other| other.label == label) {
                 bail!("--policies names {label} twice");
             }
@@ -142,6 +157,9 @@ impl ReplayArgs {
                 label: label.to_owned(),
                 config: policy(label)?,
             });
+        }
+        if self.compare.is_some() && asked.len() != 2 {
+            bail!("--compare names {} policies; give two", asked.len());
         }
         if asked.is_empty() {
             bail!(

@@ -22,14 +22,11 @@ struct Job {
 
 /// Runs all policies with all seeds, after tuning where that was asked for.
 pub fn all(trace: &Trace, policies: &[Asked], args: &ReplayArgs, options: &Options) -> anyhow::Result<Vec<Run>> {
-    let threads = args
-        .threads
-        .or_else(|| std::thread::available_parallelism().ok())
-        .map_or(1, NonZeroUsize::get);
+    let threads = threads(args);
     let mut jobs = Vec::new();
     for asked in policies {
         let config = if args.tune {
-            tuned(trace, asked, options, threads)?
+            tuned(trace, &asked.label, &asked.config, options, threads)?
         } else {
             asked.config.clone()
         };
@@ -42,16 +39,34 @@ pub fn all(trace: &Trace, policies: &[Asked], args: &ReplayArgs, options: &Optio
     make(trace, &jobs, options, threads)
 }
 
+/// Runs at once.
+pub fn threads(args: &ReplayArgs) -> usize {
+    args.threads
+        .or_else(|| std::thread::available_parallelism().ok())
+        .map_or(1, NonZeroUsize::get)
+}
+
+/// One run with the first seed.
+pub fn one(trace: &Trace, config: &PolicyConfig, options: &Options) -> anyhow::Result<Run> {
+    Ok(cairn_replay::run(trace, config, 1, options, &mut |_| {})?)
+}
+
 /// The parameters with the least 90th percentile.
-fn tuned(trace: &Trace, asked: &Asked, options: &Options, threads: usize) -> anyhow::Result<PolicyConfig> {
-    let sets = grid(&asked.config);
+pub fn tuned(
+    trace: &Trace,
+    label: &str,
+    config: &PolicyConfig,
+    options: &Options,
+    threads: usize,
+) -> anyhow::Result<PolicyConfig> {
+    let sets = grid(config);
     if sets.len() < 2 {
-        return Ok(asked.config.clone());
+        return Ok(config.clone());
     }
     let jobs: Vec<Job> = sets
         .into_iter()
         .map(|config| Job {
-            label: asked.label.clone(),
+            label: label.to_owned(),
             config,
             seed: 1,
         })
@@ -60,7 +75,7 @@ fn tuned(trace: &Trace, asked: &Asked, options: &Options, threads: usize) -> any
     let best = best(&runs).context("a grid has at least one point")?;
     output::note(format!(
         "{}: best of {} is {} with P90 {:.0} ms",
-        asked.label,
+        label,
         runs.len(),
         serde_json::to_string(&best.parameters)?,
         best.ttft_ms.p90
@@ -68,6 +83,7 @@ fn tuned(trace: &Trace, asked: &Asked, options: &Options, threads: usize) -> any
     Ok(best.parameters.clone())
 }
 
+/// Makes the runs, in order.
 fn make(trace: &Trace, jobs: &[Job], options: &Options, threads: usize) -> anyhow::Result<Vec<Run>> {
     let progress = Progress::new(trace.rows.len() * jobs.len());
     let next = AtomicUsize::new(0);

@@ -48,8 +48,10 @@ impl EngineModel {
             return false;
         }
         let seconds = (self.config.timing.step_base_s + plan.seconds) * self.slowdown;
+        let span = Micros::from_seconds(seconds);
+        self.counters.busy_us += span.0;
         self.in_flight = Some(InFlight {
-            ends: start.plus(Micros::from_seconds(seconds)),
+            ends: start.plus(span),
             items: plan.items,
         });
         true

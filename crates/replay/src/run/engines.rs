@@ -29,8 +29,9 @@ impl Engine {
 pub(super) struct Fleet {
     config: ModelConfig,
     engines: Vec<Engine>,
-    /// Preemptions of lifetimes that ended.
+    /// Preemptions and busy microseconds of lifetimes that ended.
     preempted: u64,
+    busy_us: u64,
 }
 
 impl Fleet {
@@ -40,6 +41,7 @@ impl Fleet {
             config,
             engines: engines.collect::<Result<_, _>>()?,
             preempted: 0,
+            busy_us: 0,
         })
     }
 
@@ -64,6 +66,12 @@ impl Fleet {
         self.preempted + present.sum::<u64>()
     }
 
+    /// Seconds that all engines together were busy.
+    pub(super) fn busy_s(&self) -> f64 {
+        let present = self.engines.iter().map(|engine| engine.model.counters().busy_us);
+        (self.busy_us + present.sum::<u64>()) as f64 / 1e6
+    }
+
     /// Leading blocks of a chain that an engine's GPU cache holds.
     pub(super) fn held_blocks(&self, engine: usize, hashes: &[EngineHash]) -> u32 {
         self.engines
@@ -84,6 +92,7 @@ impl Fleet {
     pub(super) fn restart(&mut self, engine: usize) -> BTreeSet<usize> {
         let slot = &mut self.engines[engine];
         self.preempted += slot.model.counters().preemptions;
+        self.busy_us += slot.model.counters().busy_us;
         if let Ok(model) = EngineModel::new(self.config) {
             slot.model = model;
         }

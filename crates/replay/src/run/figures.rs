@@ -4,7 +4,7 @@ use cairn_routing::PolicyConfig;
 
 use super::World;
 use crate::engine_model::{Finish, Micros};
-use crate::report::{Run, Window, first_token, quantile};
+use crate::report::{CURVE, Run, Window, first_token, quantile};
 
 /// One request as it was served.
 #[derive(Clone, Copy, Default)]
@@ -85,6 +85,7 @@ impl World<'_> {
             predicted_hit: self.routers.predicted as f64 / all,
             ttft_ms: first_token(&waits),
             ttft_curve_ms: CURVE.iter().map(|share| quantile(&waits, *share)).collect(),
+            utilisation: self.fleet.busy_s() / (engines.max(1) as f64 * end as f64 / 1e6),
             throughput_rps: count as f64 / (end as f64 / 1e6),
             overflow: self.routers.overflow(),
             reasons: self
@@ -138,9 +139,3 @@ impl World<'_> {
         finished.collect()
     }
 }
-
-/// Shares of [`Run::ttft_curve_ms`].
-const CURVE: [f64; 23] = [
-    0.01, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95,
-    0.98, 0.99, 1.0,
-];
