@@ -2,11 +2,8 @@
 
 use super::{Policy, PolicyConfig, Reason, Score, Situation};
 
-/// Long costs within this part of the best (1/16, about 6 %) are equal: estimates aren't better than that.
+/// Costs within this part of the best (1/16, about 6 %) are equal: estimates aren't better than that.
 const EQUAL_PART: u64 = 16;
-
-/// Around this, and below, costs are known better: a short wait hides no long prefill. The part shrinks with them.
-const SURE_US: u64 = 100_000;
 
 /// Costs within this are equal however small they are: less than one scheduler step.
 const EQUAL_US: u64 = 100;
@@ -27,9 +24,7 @@ impl Policy for Kv {
     }
 
     fn tolerance(&self, best: Score) -> Score {
-        let best = u128::from(best);
-        let part = best * best / (best + u128::from(SURE_US)) / u128::from(EQUAL_PART);
-        (part as u64).max(EQUAL_US)
+        (best / EQUAL_PART).max(EQUAL_US)
     }
 
     fn reason(&self, situation: &Situation<'_>, chosen: usize) -> Reason {
