@@ -3,6 +3,7 @@
 mod bench;
 mod inspect;
 mod output;
+mod replay;
 mod role;
 mod signals;
 mod up;
@@ -42,6 +43,8 @@ enum Command {
     Members(inspect::members::MembersArgs),
     /// Set the default routing policy of a pool.
     Policy(inspect::policy::PolicyArgs),
+    /// Run a trace through a simulated fleet under any policies, with the code that decides in routers.
+    Replay(Box<replay::ReplayArgs>),
     /// Measure Cairn itself.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -70,6 +73,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Drain(args) => inspect::drain::run(args),
         Command::Members(args) => inspect::members::run(args),
         Command::Policy(args) => inspect::policy::run(args),
+        Command::Replay(args) => replay::run(*args),
         Command::Bench(command) => bench::run(command),
     }
 }

@@ -309,6 +309,7 @@ impl Config {
             max_model_len: self.max_model_len,
             max_batched_tokens: self.scheduler.max_batched_tokens,
             max_num_seqs: self.scheduler.max_num_seqs,
+            waiting_max: cairn_replay::engine_model::constants::WAITING_MAX,
             prefix_caching: self.cache.prefix_caching,
             cpu: (self.cache.cpu_blocks > 0).then_some(CpuTierConfig {
                 blocks: self.cache.cpu_blocks,

@@ -30,7 +30,7 @@ pub use events::{
 };
 pub use hash::EngineHash;
 pub use pool::{BlockId, BlockPool};
-pub use request::{Answer, Request, RequestId};
+pub use request::{Answer, Chain, Request, RequestId};
 pub use stats::{Counters, Gauges};
 pub use timing::{Micros, Timing};
 
@@ -58,8 +58,8 @@ pub enum SubmitError {
     #[error("request id {0} is already in the engine")]
     DuplicateId(u64),
     /// The waiting queue is full.
-    #[error("{} requests wait already; try another engine or later", constants::WAITING_MAX)]
-    QueueFull,
+    #[error("{0} requests wait already; try another engine or later")]
+    QueueFull(u32),
 }
 
 /// Blocks that outlive their request for a decode engine to pull.
@@ -126,7 +126,7 @@ impl EngineModel {
 
     /// Takes a request that arrives at `now`; call [`EngineModel::step`] afterwards.
     pub fn submit(&mut self, now: Micros, request: Request) -> Result<(), SubmitError> {
-        let (prompt, answer) = (request.prompt.len(), request.answer.len());
+        let (prompt, answer) = (request.prompt_len(), request.answer.len());
         if prompt == 0 {
             return Err(SubmitError::EmptyPrompt);
         }
@@ -140,9 +140,9 @@ impl EngineModel {
         if self.sequences.contains_key(&request.id.0) {
             return Err(SubmitError::DuplicateId(request.id.0));
         }
-        if self.waiting.len() >= constants::WAITING_MAX {
+        if self.waiting.len() >= self.config.waiting_max as usize {
             self.counters.refused_full += 1;
-            return Err(SubmitError::QueueFull);
+            return Err(SubmitError::QueueFull(self.config.waiting_max));
         }
         let id = request.id;
         let sequence = Sequence::new(request, now, self.root, self.config.block_size as usize);
@@ -313,6 +313,15 @@ impl EngineModel {
             blocks += 1;
         }
         blocks * size
+    }
+
+    /// Leading blocks of a chain that the GPU cache holds now.
+    #[must_use]
+    pub fn gpu_blocks_of(&self, hashes: &[EngineHash]) -> usize {
+        hashes
+            .iter()
+            .take_while(|hash| self.pool.lookup(**hash).is_some())
+            .count()
     }
 
     /// Nothing was computed up to `now`, so what the driver does at `now` can't start a step before it.

@@ -7,11 +7,14 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, missing_docs))]
 
 pub mod engine_model;
+mod html;
 mod options;
 mod report;
 mod run;
 pub mod trace;
+mod tune;
 
 pub use options::{ENGINES_MAX, InvalidOptions, Model, Options, ROUTERS_MAX, Scenario, reference_timing};
-pub use report::{FirstToken, Report, Run, Window};
-pub use run::{ReplayError, replay};
+pub use report::{Difference, FirstToken, Report, Run, Window};
+pub use run::{ReplayError, run};
+pub use tune::{best, grid};

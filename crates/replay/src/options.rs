@@ -3,11 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::engine_model::{CpuTierConfig, Micros, ModelConfig, Timing, constants};
+use crate::trace::{Row, Trace};
 
 /// Engines at most.
 pub const ENGINES_MAX: u32 = 4_096;
-/// vLLM's block size on GPUs, in tokens.
-const DEFAULT_BLOCK: u32 = 16;
+/// Engine blocks where nothing is said: the trace's own size, within vLLM's on GPUs and the largest that it allows there.
+const DEFAULT_BLOCK: (u32, u32) = (16, 128);
 /// Routers at most.
 pub const ROUTERS_MAX: u32 = 64;
 
@@ -22,37 +23,86 @@ pub enum Model {
     Reference,
 }
 
-/// What happens to the fleet while the trace runs.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+/// What happens while the trace runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scenario {
     /// Nothing.
     #[default]
     Steady,
-    /// A quarter more engines (at least one) from the middle of the trace on.
+    /// Every engine restarts empty in the middle of the trace.
+    Cold,
+    /// A third more engines (at least one) from the middle on: 6 become 8.
     ScaleOut,
-    /// A quarter fewer (at least one), drained from the middle on.
+    /// A quarter fewer (at least one), drained from the middle on: 8 become 6.
     ScaleIn,
     /// One engine restarts empty in the middle.
     Restart,
+    /// Two requests in five begin with one and the same prefix of 4,096 tokens.
+    HotPrefix,
+    /// One batch of events in a hundred is lost for good.
+    LostEvents,
+    /// Four times the rate, and engines that refuse what would wait behind 32 others.
+    Overload,
 }
 
 impl Scenario {
     /// Every scenario's name.
-    pub const NAMES: [&'static str; 4] = ["steady", "scale-out", "scale-in", "restart"];
+    pub const NAMES: [&'static str; 8] = [
+        "steady",
+        "cold",
+        "scale-out",
+        "scale-in",
+        "restart",
+        "hot-prefix",
+        "lost-events",
+        "overload",
+    ];
 
     /// By its name.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
-        match name {
-            "steady" => Some(Self::Steady),
-            "scale-out" => Some(Self::ScaleOut),
-            "scale-in" => Some(Self::ScaleIn),
-            "restart" => Some(Self::Restart),
-            _ => None,
+        Some(match name {
+            "steady" => Self::Steady,
+            "cold" => Self::Cold,
+            "scale-out" => Self::ScaleOut,
+            "scale-in" => Self::ScaleIn,
+            "restart" => Self::Restart,
+            "hot-prefix" => Self::HotPrefix,
+            "lost-events" => Self::LostEvents,
+            "overload" => Self::Overload,
+            _ => return None,
+        })
+    }
+
+    /// Whether engines come, go or restart in the middle.
+    #[must_use]
+    pub fn changes_fleet(self) -> bool {
+        match self {
+            Self::Cold | Self::ScaleOut | Self::ScaleIn | Self::Restart => true,
+            Self::Steady | Self::HotPrefix | Self::LostEvents | Self::Overload => false,
+        }
+    }
+
+    /// The trace as this scenario wants it.
+    #[must_use]
+    pub fn shape(self, trace: Trace) -> Trace {
+        match self {
+            Self::HotPrefix => trace.with_hot_prefix(HOT_PERCENT, HOT_TOKENS),
+            Self::Overload => trace.faster(OVERLOAD),
+            Self::Steady | Self::Cold | Self::ScaleOut | Self::ScaleIn | Self::Restart | Self::LostEvents => trace,
         }
     }
 }
+
+/// Requests with the hot prefix.
+const HOT_PERCENT: u64 = 40;
+/// Its length.
+const HOT_TOKENS: u32 = 4_096;
+/// How much faster an overload comes.
+const OVERLOAD: f64 = 4.0;
+/// Requests that wait in an engine of an overloaded fleet before it refuses: some seconds of work.
+const OVERLOAD_WAITING: u32 = 32;
 
 /// A fleet and how it is run.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,8 +115,8 @@ pub struct Options {
     pub block_size: u32,
     /// Which engine.
     pub model: Model,
-    /// Costs of the default model.
-    pub timing: Timing,
+    /// Costs of the default model; where `None` those that the trace describes, or a 70B model on eight GPUs.
+    pub timing: Option<Timing>,
     /// Host-memory tier.
     pub cpu: Option<CpuTierConfig>,
     /// Routers, each with its own reservations; requests go round.
@@ -79,6 +129,10 @@ pub struct Options {
     pub scenario: Scenario,
     /// Length of a reporting window.
     pub window: Micros,
+    /// Whether engines can fetch blocks from each other.
+    pub peer_fetch: bool,
+    /// Whether requests carry their session's name, for policies that go by it.
+    pub session_ids: bool,
 }
 
 impl Default for Options {
@@ -88,13 +142,15 @@ impl Default for Options {
             capacity_tokens: 3_000_000,
             block_size: 0,
             model: Model::Default,
-            timing: Timing::llama_70b_8gpu(),
+            timing: None,
             cpu: None,
             routers: 1,
             index_lag: Micros(50_000),
             load_period: Micros(1_000_000),
             scenario: Scenario::Steady,
             window: Micros(60_000_000),
+            peer_fetch: false,
+            session_ids: false,
         }
     }
 }
@@ -135,17 +191,33 @@ impl Options {
         )
     }
 
-    /// These options with a block size, for a trace whose ids stand for `trace_block` tokens.
+    /// These options with what they leave to the trace: the block size, and the costs of the engines it describes.
     #[must_use]
-    pub fn with_block_size(&self, trace_block: u32) -> Self {
+    pub fn for_trace(&self, trace: &Trace) -> Self {
         let block_size = match (self.block_size, self.model) {
-            (0, Model::Default) => DEFAULT_BLOCK,
-            (0, Model::Reference) => trace_block,
+            (0, Model::Default) => trace.block.clamp(DEFAULT_BLOCK.0, DEFAULT_BLOCK.1),
+            (0, Model::Reference) => trace.block,
             (given, _) => given,
         };
         Self {
             block_size,
+            timing: self.timing.or(trace.timing),
             ..self.clone()
+        }
+    }
+
+    /// Costs of the default model.
+    #[must_use]
+    pub fn default_timing(&self) -> Timing {
+        self.timing.unwrap_or_else(Timing::llama_70b_8gpu)
+    }
+
+    /// Tokens of a row's answer that the model generates.
+    #[must_use]
+    pub fn answer(&self, row: &Row) -> u32 {
+        match self.model {
+            Model::Default => row.output,
+            Model::Reference => 1,
         }
     }
 
@@ -160,7 +232,11 @@ impl Options {
             gpu_blocks: blocks,
             max_model_len: longest.max(2),
             cpu: self.cpu,
-            timing: self.timing,
+            timing: self.default_timing(),
+            waiting_max: match self.scenario {
+                Scenario::Overload => OVERLOAD_WAITING,
+                _ => constants::WAITING_MAX,
+            },
             tokens_in_events: false,
             hash_seed: 1,
             ..ModelConfig::default()

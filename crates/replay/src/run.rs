@@ -1,6 +1,8 @@
 //! One policy over one trace: engines, routers and the index's view in one heap of virtual time.
 
 mod engines;
+mod figures;
+mod mirrors;
 mod routers;
 
 use std::cmp::Reverse;
@@ -8,12 +10,13 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use cairn_routing::{PolicyConfig, PolicyError};
 
-use crate::engine_model::{CacheEvent, Finish, InvalidModel, Micros, StepOutcome};
-use crate::options::{InvalidOptions, Model, Options, Scenario};
-use crate::report::{Report, Run, Window, first_token, quantile};
+use crate::engine_model::{CacheEvent, Chain, InvalidModel, Micros, StepOutcome};
+use crate::options::{InvalidOptions, Options, Scenario};
+use crate::report::Run;
 use crate::trace::Trace;
 use engines::Fleet;
-use routers::Routers;
+use figures::Served;
+use routers::{Decided, Routers};
 
 /// Why a replay wasn't run.
 #[derive(Debug, thiserror::Error)]
@@ -29,27 +32,37 @@ pub enum ReplayError {
     Policy(#[from] PolicyError),
 }
 
-/// Replays a trace under every policy with every seed.
-pub fn replay(trace: &Trace, policies: &[PolicyConfig], seeds: u64, options: &Options) -> Result<Report, ReplayError> {
+/// Runs one policy with one seed; `told` hears now and then how many requests have come.
+pub fn run(
+    trace: &Trace,
+    policy: &PolicyConfig,
+    seed: u64,
+    options: &Options,
+    told: &mut dyn FnMut(usize),
+) -> Result<Run, ReplayError> {
     options.validate()?;
-    let options = &options.with_block_size(trace.block);
+    let options = &options.for_trace(trace);
     options.validate()?;
-    let oracle_hit = trace.oracle_hit();
-    let mut runs = Vec::new();
-    for policy in policies {
-        for seed in 1..=seeds.max(1) {
-            runs.push(run(trace, policy, seed, options, oracle_hit)?);
-        }
-    }
-    let mut report = Report {
-        trace: trace.name.clone(),
-        requests: trace.rows.len() as u64,
-        oracle_hit,
-        runs,
-        verdict: String::new(),
+    let longest = trace.rows.iter().map(|row| row.input + row.output).max().unwrap_or(2);
+    let fleet = Fleet::new(options.model_config(longest), options.engines as usize)?;
+    let routers = Routers::new(options, policy, seed)?;
+    let mut world = World {
+        trace,
+        options,
+        heap: BinaryHeap::new(),
+        order: 0,
+        now: Micros(0),
+        fleet,
+        routers,
+        published: VecDeque::new(),
+        served: vec![Served::default(); trace.rows.len()],
+        left: trace.rows.len(),
+        path: Vec::new(),
+        changes: Vec::new(),
+        batches: 0,
     };
-    report.verdict = report.judge();
-    Ok(report)
+    world.go(told);
+    Ok(world.figures(policy, seed))
 }
 
 /// Something that happens at a moment.
@@ -63,6 +76,8 @@ enum Event {
     Arrival(usize),
     /// An engine has something to do.
     Wake(usize),
+    /// A transfer to an engine, in one of its lifetimes, is over.
+    Fetched(usize, u32, usize),
     /// Loads are read.
     Loads,
     /// Routers tell each other what they reserved.
@@ -71,6 +86,12 @@ enum Event {
 
 /// Pause between two frames of a router.
 const FRAME_PERIOD: Micros = Micros(50_000);
+/// How often progress is told, in requests.
+const TELL_EVERY: usize = 256;
+/// Engines that a request is tried on before its client gets a 429.
+const ATTEMPTS: usize = 3;
+/// Where events get lost: one batch in so many, and no replay socket to ask for it again.
+const LOST_ONE_IN: u64 = 100;
 
 struct World<'a> {
     trace: &'a Trace,
@@ -83,30 +104,12 @@ struct World<'a> {
     routers: Routers,
     /// Published, not yet seen: (moment, engine, lifetime, events).
     published: VecDeque<(Micros, usize, u32, Vec<CacheEvent>)>,
-    done: Vec<Option<(usize, Finish)>>,
+    served: Vec<Served>,
     left: usize,
-    unserved: u64,
-}
-
-fn run(trace: &Trace, policy: &PolicyConfig, seed: u64, options: &Options, oracle: f64) -> Result<Run, ReplayError> {
-    let longest = trace.rows.iter().map(|row| row.input + row.output).max().unwrap_or(2);
-    let fleet = Fleet::new(options.model_config(longest), options.engines as usize)?;
-    let routers = Routers::new(options, policy, seed)?;
-    let mut world = World {
-        trace,
-        options,
-        heap: BinaryHeap::new(),
-        order: 0,
-        now: Micros(0),
-        fleet,
-        routers,
-        published: VecDeque::new(),
-        done: vec![None; trace.rows.len()],
-        left: trace.rows.len(),
-        unserved: 0,
-    };
-    world.go();
-    Ok(world.figures(policy, seed, oracle))
+    path: Vec<u32>,
+    /// When the fleet changed.
+    changes: Vec<Micros>,
+    batches: u64,
 }
 
 impl World<'_> {
@@ -115,7 +118,7 @@ impl World<'_> {
         self.heap.push(Reverse((moment, self.order, event)));
     }
 
-    fn go(&mut self) {
+    fn go(&mut self, told: &mut dyn FnMut(usize)) {
         for engine in 0..self.fleet.len() {
             self.routers.add_worker(self.now, engine, self.fleet.config());
         }
@@ -126,7 +129,7 @@ impl World<'_> {
         if self.options.routers > 1 {
             self.at(FRAME_PERIOD, Event::Frames);
         }
-        if self.options.scenario != Scenario::Steady
+        if self.options.scenario.changes_fleet()
             && let Some(last) = self.trace.rows.last()
         {
             self.at(Micros(last.at.0 / 2), Event::Change);
@@ -136,8 +139,14 @@ impl World<'_> {
                 return;
             };
             self.now = moment;
+            if let Event::Arrival(index) = event
+                && index % TELL_EVERY == 0
+            {
+                told(index);
+            }
             self.happen(event);
         }
+        told(self.trace.rows.len());
     }
 
     fn happen(&mut self, event: Event) {
@@ -154,15 +163,13 @@ impl World<'_> {
                     self.settle(engine, outcome);
                 }
             }
-            Event::Seen => {
-                while self.published.front().is_some_and(|(at, ..)| *at <= self.now) {
-                    if let Some((_, engine, life, events)) = self.published.pop_front()
-                        && self.fleet.life(engine) == life
-                    {
-                        self.routers.see(engine, &events);
-                    }
+            Event::Fetched(engine, life, index) => {
+                if self.fleet.life(engine) == life {
+                    let outcome = self.fleet.fetched(engine, self.now, index);
+                    self.settle(engine, outcome);
                 }
             }
+            Event::Seen => self.see(),
             Event::Loads => {
                 for engine in 0..self.fleet.len() {
                     self.routers.report_load(self.now, engine, self.fleet.gauges(engine));
@@ -177,24 +184,57 @@ impl World<'_> {
         }
     }
 
+    fn see(&mut self) {
+        while self.published.front().is_some_and(|(at, ..)| *at <= self.now) {
+            let Some((_, engine, life, events)) = self.published.pop_front() else {
+                return;
+            };
+            self.batches += 1;
+            let lost = self.options.scenario == Scenario::LostEvents && self.batches.is_multiple_of(LOST_ONE_IN);
+            if self.fleet.life(engine) == life && !lost {
+                self.routers.see(engine, &events);
+            }
+        }
+    }
+
     fn arrive(&mut self, index: usize) {
-        let row = &self.trace.rows[index];
-        let prompt = self.trace.prompt(index);
-        let output = match self.options.model {
-            Model::Default => row.output,
-            Model::Reference => 1,
-        };
-        let session = row.session.as_deref().unwrap_or_default();
-        let Some(engine) = self
-            .routers
-            .decide(self.now, index, &prompt, output, session, self.fleet.config())
-        else {
-            self.unserved += 1;
-            self.left -= 1;
-            return;
-        };
-        let outcome = self.fleet.submit(engine, self.now, index, prompt, output);
-        self.settle(engine, outcome);
+        let trace = self.trace;
+        let row = &trace.rows[index];
+        trace.chains.path(row.last, &mut self.path);
+        let mut hashes = Vec::with_capacity((row.input / self.options.block_size) as usize);
+        trace.name_blocks(index, self.options.block_size, &self.path, &mut hashes);
+        let mut tried = Vec::new();
+        for _ in 0..ATTEMPTS {
+            let Some(Decided { engine, fetch }) =
+                self.routers.decide(self.now, index, trace, &self.path, &hashes, &tried)
+            else {
+                break;
+            };
+            let chain = Chain {
+                tokens: row.input,
+                hashes: std::mem::take(&mut hashes),
+            };
+            let remote = fetch.map_or(0, |(peer, tokens)| {
+                // The peer sends what it really has.
+                let held = self.fleet.held_blocks(peer, &chain.hashes) * self.options.block_size;
+                tokens.min(held)
+            });
+            match self
+                .fleet
+                .submit(engine, self.now, index, chain, remote, self.options.answer(row))
+            {
+                Ok(outcome) => return self.settle(engine, outcome),
+                Err((chain, outcome)) => {
+                    self.routers.pushed_back(self.now, index);
+                    tried.push(engine);
+                    self.settle(engine, outcome);
+                    hashes = chain.hashes;
+                    self.served[index].retries += 1;
+                }
+            }
+        }
+        self.served[index].refused = true;
+        self.left -= 1;
     }
 
     /// Takes what an engine gave, and wakes it again when it asks.
@@ -205,6 +245,11 @@ impl World<'_> {
                 .push_back((seen, engine, self.fleet.life(engine), batch.events));
             self.at(seen, Event::Seen);
         }
+        for transfer in outcome.transfers {
+            let life = self.fleet.life(engine);
+            let at = transfer.at.plus(transfer.span).max(self.now);
+            self.at(at, Event::Fetched(engine, life, transfer.id.0 as usize));
+        }
         for output in outcome.outputs {
             let index = output.id.0 as usize;
             let Some(finish) = output.finish else {
@@ -212,8 +257,10 @@ impl World<'_> {
                 continue;
             };
             self.routers.finish(self.now, index, &finish);
-            if self.done[index].replace((engine, finish)).is_none() {
+            let served = &mut self.served[index];
+            if !served.done {
                 self.left -= 1;
+                served.take(engine, &finish, self.trace.rows[index].at);
             }
         }
         if let Some(at) = self.fleet.wake_at(engine, outcome.next_wakeup) {
@@ -222,99 +269,32 @@ impl World<'_> {
     }
 
     fn change(&mut self) {
-        let quarter = (self.options.engines as usize / 4).max(1);
+        self.changes.push(self.now);
+        let engines = self.options.engines as usize;
         match self.options.scenario {
-            Scenario::Steady => {}
+            Scenario::Steady | Scenario::HotPrefix | Scenario::LostEvents | Scenario::Overload => {}
             Scenario::ScaleOut => {
-                for _ in 0..quarter {
+                for _ in 0..(engines / 3).max(1) {
                     let engine = self.fleet.add();
                     self.routers.add_worker(self.now, engine, self.fleet.config());
                 }
             }
             Scenario::ScaleIn => {
-                let first = self.fleet.len().saturating_sub(quarter).max(1);
-                for engine in first..self.fleet.len() {
+                for engine in (engines - (engines / 4).max(1)).max(1)..engines {
                     self.routers.drain(engine);
                 }
             }
-            Scenario::Restart => {
-                self.routers.forget(0);
-                // What was inside is sent again, as a retrying router does before the first byte.
-                let lost = self.fleet.restart(0);
-                for index in lost {
-                    self.routers.lost(self.now, index);
-                    self.arrive(index);
-                }
-            }
+            Scenario::Restart => self.restart(0),
+            Scenario::Cold => (0..engines).for_each(|engine| self.restart(engine)),
         }
     }
 
-    fn figures(&self, policy: &PolicyConfig, seed: u64, oracle: f64) -> Run {
-        let mut cached = 0u64;
-        let mut requests = vec![0u64; self.fleet.len()];
-        let mut work = vec![0u64; self.fleet.len()];
-        let mut waits = Vec::with_capacity(self.done.len());
-        let mut end = Micros(1);
-        for (engine, finish) in self.done.iter().flatten() {
-            cached += u64::from(finish.cached.total());
-            requests[*engine] += 1;
-            work[*engine] += u64::from(finish.prompt_tokens - finish.cached.total());
-            let first = finish.first_token.unwrap_or(finish.arrived);
-            end = end.max(first);
-            waits.push(first.since(finish.arrived).as_seconds() * 1e3);
+    /// An engine loses all it has; what was inside is sent again, as a retrying router does before the first byte.
+    fn restart(&mut self, engine: usize) {
+        self.routers.forget(engine);
+        for index in self.fleet.restart(engine) {
+            self.routers.lost(self.now, index);
+            self.arrive(index);
         }
-        let served: u64 = requests.iter().sum();
-        let mean_work = work.iter().sum::<u64>() as f64 / work.len().max(1) as f64;
-        let prompt = self.trace.prompt_tokens().max(1) as f64;
-        let hit = cached as f64 / prompt;
-        Run {
-            policy: policy.name().to_owned(),
-            seed,
-            hit,
-            oracle_fraction: if oracle > 0.0 { hit / oracle } else { 1.0 },
-            predicted_hit: self.routers.predicted as f64 / prompt,
-            ttft_ms: first_token(waits),
-            throughput_rps: served as f64 / end.as_seconds(),
-            overflow: self.routers.overflow,
-            unserved: self.unserved,
-            request_share: requests
-                .iter()
-                .map(|count| *count as f64 / served.max(1) as f64)
-                .collect(),
-            work_max_over_mean: work.iter().max().copied().unwrap_or(0) as f64 / mean_work.max(f64::MIN_POSITIVE),
-            preemptions: self.fleet.preemptions(),
-            windows: self.windows(),
-        }
-    }
-
-    fn windows(&self) -> Vec<Window> {
-        let length = self.options.window.0.max(1);
-        let mut windows: Vec<(u64, u64, u64, Vec<f64>)> = Vec::new();
-        for (row, done) in self.trace.rows.iter().zip(&self.done) {
-            let Some((_, finish)) = done else { continue };
-            let at = (row.at.0 / length) as usize;
-            if windows.len() <= at {
-                windows.resize_with(at + 1, Default::default);
-            }
-            let window = &mut windows[at];
-            window.0 += 1;
-            window.1 += u64::from(finish.prompt_tokens);
-            window.2 += u64::from(finish.cached.total());
-            let first = finish.first_token.unwrap_or(finish.arrived);
-            window.3.push(first.since(row.at).as_seconds() * 1e3);
-        }
-        let finished = windows
-            .into_iter()
-            .enumerate()
-            .map(|(at, (requests, prompt, cached, mut waits))| {
-                waits.sort_by(f64::total_cmp);
-                Window {
-                    at_s: at as f64 * self.options.window.as_seconds(),
-                    requests,
-                    hit: cached as f64 / prompt.max(1) as f64,
-                    ttft_p90_ms: quantile(&waits, 0.9),
-                }
-            });
-        finished.collect()
     }
 }

@@ -34,6 +34,8 @@ pub struct Config {
     pub tokenizer: String,
     /// Policy of pools for which neither `[[pool]]` nor the cluster names one.
     pub policy: String,
+    /// Policy that decides beside: what it would have done is recorded, nothing is sent; empty for none.
+    pub shadow: String,
     /// Whether `x-cairn-policy` may choose the policy of a request.
     pub allow_policy_header: bool,
     /// Folder for what outlives a restart (the last known engines); empty for none.
@@ -148,6 +150,7 @@ impl Default for Config {
             tenant: Vec::new(),
             tokenizer: String::new(),
             policy: "kv".into(),
+            shadow: String::new(),
             allow_policy_header: false,
             data_dir: String::new(),
             operator_token_file: String::new(),
@@ -214,6 +217,11 @@ impl Config {
                 "ops_listen",
                 format!("{:?} is no address; write one or leave it empty", self.ops_listen),
             );
+        }
+        if !self.shadow.is_empty()
+            && let Err(error) = cairn_routing::PolicyConfig::by_name(&self.shadow)
+        {
+            return wrong("shadow", error.to_string());
         }
         for (i, index) in self.index.iter().enumerate() {
             let with_scheme = if index.contains("://") {
@@ -317,6 +325,8 @@ index = []                      # ["http://127.0.0.1:7400"]
 tokenizer = ""
 # Policy of pools for which neither [[pool]] nor the cluster names one.
 policy = "kv"
+# Policy that decides beside: what it would have done is recorded, nothing is sent; empty for none.
+shadow = ""
 # Whether the header x-cairn-policy may choose the policy of a request.
 allow_policy_header = false
 # Folder for what outlives a restart (the last known engines); empty for none.

@@ -7,7 +7,8 @@ use std::time::Instant;
 use cairn_blocks::{BlockKey, Chain, Namespace};
 use cairn_index::{Query, WorkerId, WorkerOverlap};
 use cairn_routing::{
-    Choice, ChoiceError, DecisionRecord, Ending, KeySource, PolicyConfig, RequestFacts, Ticket, text_keys,
+    Choice, ChoiceError, DecisionRecord, Ending, KeySource, Micros, Plan, PolicyConfig, RequestFacts, Routing, Ticket,
+    text_keys,
 };
 
 use crate::error::ApiError;
@@ -225,6 +226,37 @@ impl Drop for Reservation {
     }
 }
 
+/// What another policy would have done.
+#[derive(Clone, Copy)]
+pub(crate) struct Shadowed {
+    /// The worker that would have computed the prompt.
+    pub worker: WorkerId,
+    /// Tokens that it would have computed.
+    pub new_tokens: u32,
+}
+
+fn shadow(
+    router: &Router,
+    routing: &mut Routing,
+    now: Micros,
+    choice: &Choice,
+    facts: &RequestFacts<'_>,
+) -> Option<Shadowed> {
+    if router.config.shadow.is_empty() {
+        return None;
+    }
+    let (Plan::Whole { worker } | Plan::Split { prefill: worker, .. }) =
+        routing.shadow(now, choice, facts, &router.config.shadow)?;
+    let candidate = routing
+        .candidates()
+        .iter()
+        .find(|candidate| candidate.worker == worker)?;
+    Some(Shadowed {
+        worker,
+        new_tokens: candidate.terms.new_tokens,
+    })
+}
+
 /// A decision that was made and reserved.
 pub(crate) struct Decided {
     /// What was chosen and why.
@@ -233,6 +265,8 @@ pub(crate) struct Decided {
     pub reservation: Reservation,
     /// All inputs, for the record.
     pub record: Option<DecisionRecord>,
+    /// Where the shadow policy would have sent it, and the prompt tokens that it would have computed.
+    pub shadow: Option<Shadowed>,
     /// How long it took, overlap included.
     pub took: std::time::Duration,
 }
@@ -253,6 +287,7 @@ pub(crate) fn decide(router: &Arc<Router>, asked: &Asked<'_>, excluded: &[Worker
         let Some(ticket) = routing.reserve(now, &choice, &facts) else {
             continue;
         };
+        let shadow = shadow(router, &mut routing, now, &choice, &facts);
         let record = (routing.candidates().len() <= RECORD_WORKERS_MAX).then(|| routing.record(now, &choice, &facts));
         drop(routing);
         router.reservations_changed.notify_one();
@@ -264,6 +299,7 @@ pub(crate) fn decide(router: &Arc<Router>, asked: &Asked<'_>, excluded: &[Worker
             choice,
             reservation,
             record,
+            shadow,
             took: started.elapsed(),
         });
     }

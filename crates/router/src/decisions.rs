@@ -29,6 +29,8 @@ pub(crate) struct Kept {
     pub applied: u64,
     /// How long the decision took in µs.
     pub took_us: u64,
+    /// Where the shadow policy would have sent it.
+    pub shadow: Option<cairn_index::WorkerId>,
     /// Everything that it was made from.
     pub record: DecisionRecord,
 }
@@ -78,6 +80,10 @@ impl Decisions {
                 value["degraded"] = json!(kept.degraded);
                 value["applied_index"] = json!(kept.applied);
                 value["took_us"] = json!(kept.took_us);
+                if let Some(shadow) = kept.shadow {
+                    let worker = fleet.worker(shadow);
+                    value["shadow"] = json!(worker.map_or_else(|| format!("worker {}", shadow.0), |(_, w)| w.name()));
+                }
                 value["record"] = json!(kept.record);
                 value
             })

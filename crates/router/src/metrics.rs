@@ -44,6 +44,9 @@ pub(crate) struct Metrics {
     pub ended: Family<Reason, Counter>,
     pub retries: Family<Reason, Counter>,
     pub decisions: Family<PolicyLabel, Counter>,
+    pub shadow: Family<Reason, Counter>,
+    pub shadow_new_tokens: Counter,
+    pub new_tokens: Counter,
     pub tokenize_degraded: Family<Reason, Counter>,
     pub in_flight: Gauge,
     pub reservations: Gauge,
@@ -76,6 +79,9 @@ impl Metrics {
             ended: Family::default(),
             retries: Family::default(),
             decisions: Family::default(),
+            shadow: Family::default(),
+            shadow_new_tokens: Counter::default(),
+            new_tokens: Counter::default(),
             tokenize_degraded: Family::default(),
             in_flight: Gauge::default(),
             reservations: Gauge::default(),
@@ -127,6 +133,21 @@ impl Metrics {
                 "decisions",
                 "Decisions by policy and basis: tokens, text, blind",
                 m.decisions,
+            );
+            r.register(
+                "shadow",
+                "Decisions by what the shadow policy would have chosen: same, other",
+                m.shadow,
+            );
+            r.register(
+                "shadow_new_tokens",
+                "Prompt tokens that would have been computed under the shadow policy",
+                m.shadow_new_tokens,
+            );
+            r.register(
+                "shadowed_new_tokens",
+                "Prompt tokens to be computed of decisions with a shadow, by their own policy",
+                m.new_tokens,
             );
             r.register(
                 "tokenize_degraded",

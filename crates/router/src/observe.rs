@@ -79,6 +79,13 @@ pub(crate) fn decision(
         .overlap_tokens
         .inc_by(u64::from(choice.predicted.tokens()));
     router.metrics.prompt_tokens.inc_by(u64::from(asked.prompt_tokens));
+    if let Some(shadow) = decided.shadow {
+        let same = shadow.worker == choice.prefill_worker();
+        let reason = if same { "same" } else { "other" };
+        router.metrics.shadow.get_or_create(&Reason { reason }).inc();
+        router.metrics.shadow_new_tokens.inc_by(u64::from(shadow.new_tokens));
+        router.metrics.new_tokens.inc_by(u64::from(choice.terms.new_tokens));
+    }
     let Some(record) = record else { return };
     span.record("policy", record.policy.name());
     if tracing::enabled!(target: "cairn::trace", tracing::Level::INFO) {
@@ -95,6 +102,7 @@ pub(crate) fn decision(
         degraded: asked.degraded.map(crate::tokenize::Degraded::as_str),
         applied: router.view.applied(),
         took_us: u64::try_from(decided.took.as_micros()).unwrap_or(u64::MAX),
+        shadow: decided.shadow.map(|shadow| shadow.worker),
         record,
     });
 }

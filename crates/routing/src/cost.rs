@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Micros;
+use crate::occupied::WHOLE;
 
 /// Context length at which attention costs as much per token as all else: 1.4e11 FLOPs per token against 2.62e6 per
 /// token and token of context in a 70B model (2 FLOPs per weight; 4 x layers x width per context token).
@@ -15,9 +16,15 @@ pub const CONTEXT_SCALE_TOKENS: u64 = 53_435;
 /// contexts. It also lets an idle worker win against one that streams.
 pub const STEP_PER_SEQUENCE_US: u64 = 200;
 
-/// What a millisecond of new prefill work counts for those that queue behind it, in percent of itself. At 100 a cold
-/// prefix is computed a second time only when waiting for the first copy costs more than computing it again.
-pub const WORK_PRICE_PERCENT: u64 = 100;
+/// What a millisecond of new prefill work counts for those that come after it on an idle fleet, in percent of itself:
+/// little, but a copy that isn't needed still takes memory from others.
+pub const PRICE_BASE_PERCENT: u64 = 10;
+
+/// The same on top where every worker always has prefills to do. A newcomer waits for work that is there with the
+/// probability that workers are busy, and passes its own wait on to those behind it, so the price grows with that share;
+/// the factor is the best of a grid over public conversations, agents and synthetic mixes from 5 % to 80 % of busy time,
+/// and flat between 150 and 400.
+pub const PRICE_BUSY_PERCENT: u64 = 250;
 
 /// Added to the wait of a worker whose load report is stale while others' are fresh, so that it alone is de-weighted.
 pub const STALE_REPORT_US: u64 = 20_000;
@@ -84,8 +91,17 @@ pub struct Inputs {
     pub stale: bool,
     /// Decisions of this router since it was last chosen, at most [`NEVER_CHOSEN`].
     pub since_chosen: u32,
+    /// Prefill work that this router lately gave it, fading over a minute.
+    pub recent_work: u64,
+    /// What a millisecond of new prefill work counts there for those that come after it, in percent of itself.
+    pub price_percent: u32,
     /// Its speeds.
     pub speeds: Speeds,
+}
+
+/// Price of new work on a worker that had prefills to do for `share` of its time, of [`WHOLE`].
+pub(crate) fn price_percent(share: u64) -> u32 {
+    (PRICE_BASE_PERCENT + PRICE_BUSY_PERCENT * share.min(WHOLE) / WHOLE) as u32
 }
 
 /// `since_chosen` of a worker that this router hasn't chosen yet.
@@ -175,7 +191,7 @@ impl Inputs {
         };
         let (with_work, with_us) = prefill_of(shared);
         let (without_work, without_us) = prefill_of(gpu);
-        let price = |work: u64| span(work, speeds.prefill_ns_per_token) * WORK_PRICE_PERCENT / 100;
+        let price = |work: u64| span(work, speeds.prefill_ns_per_token) * u64::from(self.price_percent) / 100;
         let fetches = with_us + fetch + start + price(with_work) <= without_us + price(without_work);
         let (reused, new_work, prefill_us) = if fetches {
             (shared, with_work, with_us)

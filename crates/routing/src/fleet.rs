@@ -8,6 +8,7 @@ use crate::breaker::Breaker;
 use crate::drift::Drift;
 use crate::ids::Slot;
 use crate::ledger::{FRAME_LIFE, Ledger};
+use crate::occupied::Occupied;
 use crate::rates::{DEFAULT_SPEEDS, Rates};
 use crate::{Micros, WorkerFacts};
 
@@ -18,6 +19,7 @@ pub(crate) struct WorkerState {
     pub(crate) rates: Rates,
     pub(crate) breaker: Breaker,
     pub(crate) drift: Drift,
+    pub(crate) occupied: Occupied,
     /// Ordinal of the last decision that chose it.
     pub(crate) last_chosen: Option<u64>,
 }
@@ -71,6 +73,26 @@ impl Fleet {
         self.get_mut(slot)
     }
 
+    /// Looks at every worker of a pool: has it prefills to do?
+    pub(crate) fn observe_occupied(&mut self, now: Micros, pool: &str, ledger: &Ledger) {
+        for slot in self.pools.get(pool).into_iter().flatten() {
+            if let Some(state) = self.slots[slot.at()].as_mut() {
+                state.occupied.observe(now, ledger.load(now, *slot).waiting() > 0);
+            }
+        }
+    }
+
+    /// Mean share of their time that a pool's workers had prefills to do.
+    pub(crate) fn occupied(&self, pool: &str) -> u64 {
+        let slots = self.pool(pool);
+        let sum: u64 = slots
+            .iter()
+            .filter_map(|slot| self.get(*slot))
+            .map(|state| state.occupied.share())
+            .sum();
+        sum / (slots.len() as u64).max(1)
+    }
+
     /// Slots of a pool in order of their workers' ids.
     pub(crate) fn pool(&self, pool: &str) -> &[Slot] {
         self.pools.get(pool).map_or(&[], Vec::as_slice)
@@ -105,6 +127,7 @@ impl Fleet {
             rates,
             breaker: Breaker::default(),
             drift: Drift::default(),
+            occupied: Occupied::default(),
             last_chosen: None,
         };
         let slot = self.free_slot(now, ledger);

@@ -16,6 +16,7 @@ mod facts;
 mod fleet;
 mod ids;
 mod ledger;
+mod occupied;
 mod overlay;
 mod pairs;
 pub mod policy;

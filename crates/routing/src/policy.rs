@@ -154,8 +154,15 @@ pub struct Pick {
     pub runner_up: Option<usize>,
 }
 
-/// Lets `policy` choose. Equally good ones are told apart by the least new tokens, then the least requests, then who
-/// waited longest for a request of this router, then a seeded draw; never by their order.
+/// Steps of about a fifth: recent work that differs by less is equal.
+fn coarse(work: u64) -> u32 {
+    let top = (work | 1).ilog2();
+    let next = if top >= 2 { work >> (top - 2) & 3 } else { 0 };
+    top << 2 | next as u32
+}
+
+/// Lets `policy` choose. Equally good ones are told apart by the least new tokens, then the least requests, then the
+/// least work lately given, then who waited longest for a request of this router, then a seeded draw; never by their order.
 pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Score>) -> Pick {
     let candidates = situation.candidates;
     scores.clear();
@@ -167,15 +174,22 @@ pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Sco
         let c = &candidates[at];
         let tied = scores[at] <= level;
         let beyond = if tied { 0 } else { scores[at] };
-        let (new, busy, rest) = if tied {
-            (c.terms.new_tokens, c.inputs.in_flight, u32::MAX - c.inputs.since_chosen)
+        let (new, busy, given, rest) = if tied {
+            let rest = u32::MAX - c.inputs.since_chosen;
+            (
+                c.terms.new_tokens,
+                c.inputs.in_flight,
+                coarse(c.inputs.recent_work),
+                rest,
+            )
         } else {
-            (0, 0, 0)
+            (0, 0, 0, 0)
         };
         (
             beyond,
             new,
             busy,
+            given,
             rest,
             draw::pair(situation.draw, u64::from(c.worker.0)),
         )

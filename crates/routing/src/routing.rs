@@ -6,7 +6,7 @@ use cairn_index::{Role, WorkerId};
 
 use crate::breaker::BreakerState;
 use crate::choice::{Scratch, choose, last_resort};
-use crate::cost::{Inputs, NEVER_CHOSEN};
+use crate::cost::{self, Inputs, NEVER_CHOSEN};
 use crate::decision::{AvoidedPair, RECORD_VERSION};
 use crate::fleet::{Fleet, WorkerState};
 use crate::ids::Slot;
@@ -272,6 +272,7 @@ impl Routing {
     ) -> Result<Choice, ChoiceError> {
         let ordinal = self.ordinal;
         self.ordinal += 1;
+        self.fleet.observe_occupied(now, request.pool, &self.ledger);
         let choice = self.decide_as(now, request, reuse, ordinal)?;
         for worker in [choice.prefill_worker(), choice.answering_worker()] {
             if let Some(state) = self.fleet.by_id_mut(worker) {
@@ -358,6 +359,7 @@ impl Routing {
             .look_up(request.keys, |slot| reuse_of(slot).gpu / block, &mut self.promises);
         self.approximate.look_up(request.keys, |_| 0, &mut self.guesses);
         let any_fresh = slots.iter().any(|s| self.ledger.load(now, *s).report_age.is_some());
+        let price_percent = cost::price_percent(fleet.occupied(request.pool));
         self.candidates.clear();
         for &slot in slots {
             let Some(state) = fleet.get(slot) else { continue };
@@ -389,6 +391,8 @@ impl Routing {
                 since_chosen: state.last_chosen.map_or(NEVER_CHOSEN, |last| {
                     ordinal.saturating_sub(last).min(u64::from(NEVER_CHOSEN - 1)) as u32
                 }),
+                recent_work: state.occupied.work(),
+                price_percent,
                 speeds: state.rates.speeds(),
             };
             self.candidates.push(candidate(now, state, request, &load, inputs));

@@ -39,6 +39,8 @@ fn inputs() -> impl Strategy<Value = Inputs> {
         kv_usage: m.2,
         stale: m.3,
         since_chosen: 1,
+        recent_work: 0,
+        price_percent: 100,
         speeds: Speeds {
             prefill_start_us: s.0,
             prefill_ns_per_token: s.1,
@@ -158,6 +160,8 @@ fn a_fetch_that_is_slower_than_computing_is_not_planned() {
         kv_usage: 0,
         stale: false,
         since_chosen: 0,
+        recent_work: 0,
+        price_percent: 100,
         speeds: slow,
     };
     assert_eq!(base.terms().fetch_us, 0);

@@ -47,6 +47,7 @@ fn model(plan: &Plan, engine: usize, rng: &mut Rng) -> EngineModel {
         max_model_len: 640,
         max_batched_tokens: 512,
         max_num_seqs: 16,
+        waiting_max: 100_000,
         prefix_caching: true,
         cpu: (plan.cpu_blocks > 0).then_some(CpuTierConfig {
             blocks: plan.cpu_blocks,

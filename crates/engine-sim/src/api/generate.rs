@@ -196,7 +196,7 @@ pub(super) fn refused(error: &SubmitError) -> ApiError {
     let status = match error {
         SubmitError::TooLong { .. } | SubmitError::EmptyPrompt => StatusCode::BAD_REQUEST,
         SubmitError::DuplicateId(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        SubmitError::QueueFull => StatusCode::SERVICE_UNAVAILABLE,
+        SubmitError::QueueFull(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
     ApiError::status(status, error.to_string())
 }

@@ -31,7 +31,7 @@ impl EngineModel {
         let Some(sequence) = self.sequences.get_mut(&id.0) else {
             return;
         };
-        if sequence.computed < sequence.tokens.len() {
+        if sequence.computed < sequence.len {
             return;
         }
         let token = sequence.generate();

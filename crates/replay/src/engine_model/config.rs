@@ -41,6 +41,8 @@ pub struct ModelConfig {
     pub max_batched_tokens: u32,
     /// Sequences in the running batch at most.
     pub max_num_seqs: u32,
+    /// Requests that may wait; past it submission is refused.
+    pub waiting_max: u32,
     /// Whether prefixes are reused at all.
     pub prefix_caching: bool,
     /// Host-memory tier, where there is one.
@@ -63,6 +65,7 @@ impl Default for ModelConfig {
             max_model_len: 32_768,
             max_batched_tokens: 8_192,
             max_num_seqs: 256,
+            waiting_max: super::constants::WAITING_MAX,
             prefix_caching: true,
             cpu: None,
             timing: Timing::default(),

@@ -53,6 +53,6 @@ pub const HELD_BLOCKS_EXPIRY_S: f64 = 480.0;
 
 /// Requests that may wait in one engine; past it submission is refused. vLLM itself has no limit; a hundred thousand
 /// waiting requests are hours of work for any engine, so the bound only protects memory.
-pub const WAITING_MAX: usize = 100_000;
+pub const WAITING_MAX: u32 = 100_000;
 /// Steps that one call of `step` completes at most, so that an instant engine yields to its driver.
 pub const STEPS_PER_CALL_MAX: usize = 256;

@@ -56,13 +56,24 @@ impl Answer {
     }
 }
 
+/// A prompt of which only length and blocks are known, as a trace has it: equal names mean equal content and history.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Chain {
+    /// Prompt tokens; at least one.
+    pub tokens: u32,
+    /// One name for each full block.
+    pub hashes: Vec<EngineHash>,
+}
+
 /// One request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// Its identity.
     pub id: RequestId,
-    /// Its prompt; at least one token.
+    /// Its prompt; at least one token, or none where `chain` stands for it.
     pub prompt: Vec<Token>,
+    /// The prompt by its blocks' names, where its tokens aren't known.
+    pub chain: Option<Chain>,
     /// What will be generated.
     pub answer: Answer,
     /// Why the answer ends where it does.
@@ -84,6 +95,7 @@ impl Request {
         Self {
             id,
             prompt,
+            chain: None,
             answer,
             ends_by: FinishReason::Stop,
             adapter: None,
@@ -91,6 +103,23 @@ impl Request {
             remote_tokens: 0,
             hold: false,
         }
+    }
+
+    /// A plain request whose prompt is known by its blocks' names only; for models that publish no tokens.
+    #[must_use]
+    pub fn chained(id: RequestId, chain: Chain, answer: Answer) -> Self {
+        Self {
+            chain: Some(chain),
+            ..Self::new(id, Vec::new(), answer)
+        }
+    }
+
+    /// Prompt tokens.
+    #[must_use]
+    pub fn prompt_len(&self) -> usize {
+        self.chain
+            .as_ref()
+            .map_or(self.prompt.len(), |chain| chain.tokens as usize)
     }
 }
 
@@ -112,9 +141,13 @@ pub(crate) enum Phase {
 /// State of one request.
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
-    /// Prompt and what was generated so far.
+    /// Prompt and what was generated so far; empty where the prompt is known by its blocks' names only.
     pub(crate) tokens: Vec<Token>,
+    /// Prompt tokens and those generated so far.
+    pub(crate) len: usize,
     pub(crate) prompt_len: usize,
+    /// Whether `tokens` is kept.
+    pub(crate) spelled: bool,
     pub(crate) answer: Answer,
     pub(crate) ends_by: FinishReason,
     pub(crate) adapter: Option<Arc<str>>,
@@ -140,9 +173,15 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub(crate) fn new(request: Request, now: Micros, root: EngineHash, block_size: usize) -> Self {
+        let prompt_len = request.prompt_len();
+        let spelled = request.chain.is_none();
+        let mut hashes = request.chain.map_or_else(Vec::new, |chain| chain.hashes);
+        hashes.truncate(prompt_len / block_size);
         let mut sequence = Self {
             id: request.id,
-            prompt_len: request.prompt.len(),
+            prompt_len,
+            len: prompt_len,
+            spelled,
             tokens: request.prompt,
             answer: request.answer,
             ends_by: request.ends_by,
@@ -151,7 +190,7 @@ impl Sequence {
             remote_tokens: request.remote_tokens,
             hold: request.hold,
             phase: Phase::Waiting,
-            hashes: Vec::new(),
+            hashes,
             blocks: Vec::new(),
             cached_blocks: 0,
             computed: 0,
@@ -168,18 +207,24 @@ impl Sequence {
 
     /// Hashes the blocks that have become full.
     pub(crate) fn hash_full_blocks(&mut self, root: EngineHash, block_size: usize) {
-        while (self.hashes.len() + 1) * block_size <= self.tokens.len() {
+        while (self.hashes.len() + 1) * block_size <= self.len {
             let start = self.hashes.len() * block_size;
             let parent = self.hashes.last().copied().unwrap_or(root);
             let salt = if start == 0 { self.salt.as_deref() } else { None };
-            let block = &self.tokens[start..start + block_size];
+            let own = [self.id.0 as u32, (self.id.0 >> 32) as u32, start as u32];
+            // Nobody else's prompt names a block that holds generated tokens of a prompt that isn't spelled out.
+            let block = if self.spelled {
+                &self.tokens[start..start + block_size]
+            } else {
+                &own[..]
+            };
             self.hashes
                 .push(hash::next(parent, block, self.adapter.as_deref(), salt));
         }
     }
 
     pub(crate) fn output_len(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+        self.len - self.prompt_len
     }
 
     /// Appends the answer's next token, where one is left.
@@ -187,9 +232,19 @@ impl Sequence {
         let index = self.output_len();
         (index < self.answer.len()).then(|| {
             let token = self.answer.token(index);
-            self.tokens.push(token);
+            self.len += 1;
+            if self.spelled {
+                self.tokens.push(token);
+            }
             token
         })
+    }
+
+    /// Tokens of the blocks from `first` up to `end`; none where they aren't kept.
+    pub(crate) fn spell(&self, first: usize, end: usize, block_size: usize) -> Vec<Token> {
+        self.tokens
+            .get(first * block_size..end * block_size)
+            .map_or_else(Vec::new, <[Token]>::to_vec)
     }
 
     /// Back to the waiting queue with nothing computed; returns the blocks to release.

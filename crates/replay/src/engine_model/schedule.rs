@@ -48,8 +48,10 @@ impl EngineModel {
             return false;
         }
         let seconds = (self.config.timing.step_base_s + plan.seconds) * self.slowdown;
+        let span = Micros::from_seconds(seconds);
+        self.counters.busy_us += span.0;
         self.in_flight = Some(InFlight {
-            ends: start.plus(Micros::from_seconds(seconds)),
+            ends: start.plus(span),
             items: plan.items,
         });
         true
@@ -64,7 +66,7 @@ impl EngineModel {
             let Some(sequence) = self.sequences.get(&id.0) else {
                 break;
             };
-            let count = (sequence.tokens.len() - sequence.computed).min(plan.budget);
+            let count = (sequence.len - sequence.computed).min(plan.budget);
             let needed = self.blocks_needed(sequence, count);
             while needed > self.pool.free() {
                 undisturbed = false;
@@ -148,7 +150,7 @@ impl EngineModel {
         let Some(sequence) = self.sequences.get(&id.0) else {
             return Admission::Blocked;
         };
-        let count = (sequence.tokens.len() - sequence.computed).min(plan.budget);
+        let count = (sequence.len - sequence.computed).min(plan.budget);
         let needed = self.blocks_needed(sequence, count);
         if needed > self.pool.free() {
             return Admission::Blocked;
@@ -167,7 +169,7 @@ impl EngineModel {
         let Some(sequence) = self.sequences.get(&id.0) else {
             return false;
         };
-        let count = (sequence.tokens.len() - hits * size).min(budget);
+        let count = (sequence.len - hits * size).min(budget);
         let new = (hits * size + count).div_ceil(size) - hits;
         if !self.room_for(sequence, hits, new) {
             return false;
@@ -184,7 +186,7 @@ impl EngineModel {
         if !self.config.prefix_caching {
             return 0;
         }
-        let most = (sequence.tokens.len() - 1) / self.config.block_size as usize;
+        let most = (sequence.len - 1) / self.config.block_size as usize;
         sequence
             .hashes
             .iter()
@@ -201,7 +203,7 @@ impl EngineModel {
             return offered - hits * size;
         }
         let Some(cpu) = &self.cpu else { return 0 };
-        let most = (sequence.tokens.len() - 1) / size;
+        let most = (sequence.len - 1) / size;
         let run = sequence
             .hashes
             .iter()
@@ -258,7 +260,7 @@ impl EngineModel {
         };
         sequence.phase = phase;
         sequence.loading = external;
-        sequence.computed = loaded.min(sequence.tokens.len() - 1);
+        sequence.computed = loaded.min(sequence.len - 1);
         let brought = (sequence.computed - hits * size) as u32;
         if remote {
             cached.remote = brought;
@@ -370,7 +372,7 @@ impl EngineModel {
                 let content = || Content {
                     hash: *hash,
                     parent: (i > 0).then(|| sequence.hashes[i - 1]),
-                    tokens: sequence.tokens[i * size..(i + 1) * size].to_vec(),
+                    tokens: sequence.spell(i, i + 1, size),
                     adapter: sequence.adapter.clone(),
                 };
                 cpu.gpu_hit(content, *hash);
@@ -434,14 +436,14 @@ impl EngineModel {
                 cpu.gpu_stored(Content {
                     hash: sequence.hashes[i],
                     parent: (i > 0).then(|| sequence.hashes[i - 1]),
-                    tokens: sequence.tokens[i * size..(i + 1) * size].to_vec(),
+                    tokens: sequence.spell(i, i + 1, size),
                     adapter: sequence.adapter.clone(),
                 });
             }
         }
         sequence.cached_blocks = full;
         let tokens = if self.config.tokens_in_events {
-            sequence.tokens[first * size..full * size].to_vec()
+            sequence.spell(first, full, size)
         } else {
             Vec::new()
         };

@@ -5,6 +5,8 @@
 pub struct Counters {
     /// Steps completed.
     pub steps: u64,
+    /// Microseconds spent in steps.
+    pub busy_us: u64,
     /// Prompt tokens of requests that were scheduled.
     pub prompt_tokens: u64,
     /// Tokens generated.

@@ -1,47 +1,48 @@
 //! The fleet: engine cores with the moments at which they have to be woken.
 
-use std::collections::BTreeMap;
-
-use cairn_blocks::Token;
+use std::collections::BTreeSet;
 
 use crate::engine_model::{
-    Answer, EngineModel, Gauges, InvalidModel, Micros, ModelConfig, Request, RequestId, StepOutcome,
+    Answer, Chain, EngineHash, EngineModel, Gauges, InvalidModel, Micros, ModelConfig, Request, RequestId, StepOutcome,
 };
 
 struct Engine {
     model: EngineModel,
     wake: Option<Micros>,
     life: u32,
-    /// Requests inside, with what is needed to send them again; in order.
-    inside: BTreeMap<usize, ()>,
+    /// Requests inside, in order.
+    inside: BTreeSet<usize>,
+}
+
+impl Engine {
+    fn new(config: ModelConfig) -> Result<Self, InvalidModel> {
+        Ok(Self {
+            model: EngineModel::new(config)?,
+            wake: None,
+            life: 0,
+            inside: BTreeSet::new(),
+        })
+    }
 }
 
 /// All engines that were ever part of the fleet.
 pub(super) struct Fleet {
     config: ModelConfig,
     engines: Vec<Engine>,
-    /// Preemptions of lifetimes that ended.
+    /// Preemptions and busy microseconds of lifetimes that ended.
     preempted: u64,
+    busy_us: u64,
 }
 
 impl Fleet {
     pub(super) fn new(config: ModelConfig, count: usize) -> Result<Self, InvalidModel> {
-        config.validate()?;
-        let mut fleet = Self {
+        let engines = (0..count).map(|_| Engine::new(config));
+        Ok(Self {
             config,
-            engines: Vec::with_capacity(count),
+            engines: engines.collect::<Result<_, _>>()?,
             preempted: 0,
-        };
-        for _ in 0..count {
-            let model = EngineModel::new(config)?;
-            fleet.engines.push(Engine {
-                model,
-                wake: None,
-                life: 0,
-                inside: BTreeMap::new(),
-            });
-        }
-        Ok(fleet)
+            busy_us: 0,
+        })
     }
 
     pub(super) fn len(&self) -> usize {
@@ -61,65 +62,91 @@ impl Fleet {
     }
 
     pub(super) fn preemptions(&self) -> u64 {
-        self.preempted
-            + self
-                .engines
-                .iter()
-                .map(|engine| engine.model.counters().preemptions)
-                .sum::<u64>()
+        let present = self.engines.iter().map(|engine| engine.model.counters().preemptions);
+        self.preempted + present.sum::<u64>()
+    }
+
+    /// Seconds that all engines together were busy.
+    pub(super) fn busy_s(&self) -> f64 {
+        let present = self.engines.iter().map(|engine| engine.model.counters().busy_us);
+        (self.busy_us + present.sum::<u64>()) as f64 / 1e6
+    }
+
+    /// Leading blocks of a chain that an engine's GPU cache holds.
+    pub(super) fn held_blocks(&self, engine: usize, hashes: &[EngineHash]) -> u32 {
+        self.engines
+            .get(engine)
+            .map_or(0, |slot| slot.model.gpu_blocks_of(hashes) as u32)
     }
 
     /// A further engine, empty.
     pub(super) fn add(&mut self) -> usize {
-        if let Ok(model) = EngineModel::new(self.config) {
-            self.engines.push(Engine {
-                model,
-                wake: None,
-                life: 0,
-                inside: BTreeMap::new(),
-            });
+        // The shape was checked when the fleet was made.
+        if let Ok(engine) = Engine::new(self.config) {
+            self.engines.push(engine);
         }
         self.engines.len() - 1
     }
 
     /// An engine loses everything; the requests that were inside.
-    pub(super) fn restart(&mut self, engine: usize) -> Vec<usize> {
+    pub(super) fn restart(&mut self, engine: usize) -> BTreeSet<usize> {
         let slot = &mut self.engines[engine];
         self.preempted += slot.model.counters().preemptions;
+        self.busy_us += slot.model.counters().busy_us;
         if let Ok(model) = EngineModel::new(self.config) {
             slot.model = model;
         }
         slot.life += 1;
         slot.wake = None;
-        std::mem::take(&mut slot.inside).into_keys().collect()
+        std::mem::take(&mut slot.inside)
     }
 
-    /// Hands a request to an engine.
+    /// Hands a request to an engine; gives it back where the engine's queue is full.
     pub(super) fn submit(
         &mut self,
         engine: usize,
         now: Micros,
         index: usize,
-        prompt: Vec<Token>,
+        chain: Chain,
+        remote: u32,
         output: u32,
-    ) -> StepOutcome {
+    ) -> Result<StepOutcome, (Chain, StepOutcome)> {
         let slot = &mut self.engines[engine];
-        let id = RequestId(index as u64);
         let mut outcome = slot.model.step(now);
-        let request = Request::new(
-            id,
-            prompt,
-            Answer::Seeded {
-                seed: index as u64,
-                len: output,
-            },
-        );
+        let waiting = slot.model.gauges().waiting;
+        if waiting >= self.config.waiting_max as usize {
+            self.note(engine, &outcome);
+            return Err((chain, outcome));
+        }
+        let answer = Answer::Seeded {
+            seed: index as u64,
+            len: output,
+        };
+        let mut request = Request::chained(RequestId(index as u64), chain, answer);
+        request.remote_tokens = remote;
         if slot.model.submit(now, request).is_ok() {
-            slot.inside.insert(index, ());
+            slot.inside.insert(index);
         }
         let after = slot.model.step(now);
         outcome.batches.extend(after.batches);
         outcome.outputs.extend(after.outputs);
+        outcome.transfers.extend(after.transfers);
+        outcome.next_wakeup = after.next_wakeup;
+        self.note(engine, &outcome);
+        Ok(outcome)
+    }
+
+    /// What a request waited for has been fetched.
+    pub(super) fn fetched(&mut self, engine: usize, now: Micros, index: usize) -> StepOutcome {
+        let slot = &mut self.engines[engine];
+        let mut outcome = slot.model.step(now);
+        if let Some(ended) = slot.model.transfer_done(now, RequestId(index as u64), true) {
+            outcome.outputs.push(ended);
+        }
+        let after = slot.model.step(now);
+        outcome.batches.extend(after.batches);
+        outcome.outputs.extend(after.outputs);
+        outcome.transfers.extend(after.transfers);
         outcome.next_wakeup = after.next_wakeup;
         self.note(engine, &outcome);
         outcome

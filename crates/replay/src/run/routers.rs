@@ -2,44 +2,50 @@
 
 use std::collections::BTreeMap;
 
-use cairn_blocks::{BlockKey, Depth, Token};
-use cairn_index::{HolderId, Overlap, Residency, Stored, WorkerId, WorkerOverlap};
+use cairn_blocks::BlockKey;
+use cairn_index::WorkerId;
 use cairn_routing::{
-    Ending, LoadReport, PolicyConfig, PolicyError, Reason, RequestFacts, RouterFrame, RouterName, Routing,
+    Ending, LoadReport, Plan, PolicyConfig, PolicyError, Reason, RequestFacts, Reuse, RouterFrame, RouterName, Routing,
     RoutingConfig, Ticket, WorkerFacts,
 };
 
+use super::mirrors::Mirrors;
 use crate::engine_model::hash::LookupMap;
-use crate::engine_model::{CacheEvent, EngineHash, Finish, Gauges, Medium, Micros, ModelConfig, hash};
-use crate::options::Options;
+use crate::engine_model::{CacheEvent, EngineHash, Finish, Gauges, Medium, Micros, ModelConfig};
+use crate::options::{Model, Options};
+use crate::trace::Trace;
 
 const POOL: &str = "replay";
-/// Bytes of a prompt's start that the `prefix` policy may look at: its longest parameter.
-const PREFIX_BYTES: usize = 65_536;
+/// Bytes of text in a token: about right for English under a large vocabulary.
+const BYTES_PER_TOKEN: u32 = 4;
+/// What a router expects of an answer whose length the client doesn't bound, as live routers do.
+const EXPECTED_OUTPUT: u32 = 256;
 
-/// What the agent of one engine remembers of its blocks.
-#[derive(Default)]
-struct Mirror {
-    /// Depth and copies of each block.
-    blocks: LookupMap<EngineHash, (u32, u32)>,
+/// Where a request goes.
+pub(super) struct Decided {
+    pub(super) engine: usize,
+    /// The peer to fetch from, and up to which token.
+    pub(super) fetch: Option<(usize, u32)>,
 }
 
 /// Routers and what they see.
 pub(super) struct Routers {
     routers: Vec<Routing>,
-    view: Residency,
-    mirrors: Vec<Mirror>,
-    /// Root that all chains hang under: engines of a replay name blocks alike.
-    root: EngineHash,
-    tickets: BTreeMap<usize, (usize, Ticket)>,
-    depths: Vec<u32>,
-    overlaps: Vec<WorkerOverlap>,
+    mirrors: Mirrors,
+    tickets: LookupMap<u64, (usize, Ticket)>,
+    reuse: Vec<(WorkerId, Reuse)>,
     keys: Vec<BlockKey>,
     prefix: Vec<u8>,
-    /// Whether the policy looks at the prompt's text, which stands for four bytes a token here.
-    looks_at_prefix: bool,
+    /// Bytes of the prompt's start that the policy looks at.
+    prefix_bytes: usize,
+    /// Whether requests carry their session's name.
+    sessions: bool,
+    peer_fetch: bool,
+    one_at_a_time: bool,
+    /// Tokens in an engine block.
+    block: u32,
     pub(super) predicted: u64,
-    pub(super) overflow: u64,
+    pub(super) reasons: BTreeMap<&'static str, u64>,
 }
 
 fn time(at: Micros) -> cairn_routing::Micros {
@@ -65,31 +71,42 @@ impl Routers {
         });
         Ok(Self {
             routers: routers.collect::<Result<_, PolicyError>>()?,
-            view: Residency::new(),
-            mirrors: Vec::new(),
-            root: hash::root(1),
-            tickets: BTreeMap::new(),
-            depths: Vec::new(),
-            overlaps: Vec::new(),
+            mirrors: Mirrors::new(),
+            tickets: LookupMap::default(),
+            reuse: Vec::new(),
             keys: Vec::new(),
             prefix: Vec::new(),
-            looks_at_prefix: matches!(policy, PolicyConfig::Prefix { .. } | PolicyConfig::Chwbl { .. }),
+            prefix_bytes: match policy {
+                PolicyConfig::Prefix { prefix_length, .. } | PolicyConfig::Chwbl { prefix_length, .. } => {
+                    *prefix_length as usize
+                }
+                PolicyConfig::Kv
+                | PolicyConfig::Random
+                | PolicyConfig::RoundRobin
+                | PolicyConfig::LeastRequests
+                | PolicyConfig::LeastTokens
+                | PolicyConfig::Session
+                | PolicyConfig::MaxHit
+                | PolicyConfig::Lmetric
+                | PolicyConfig::Sticky { .. } => 0,
+            },
+            sessions: options.session_ids || matches!(policy, PolicyConfig::Session),
+            peer_fetch: options.peer_fetch,
+            one_at_a_time: options.model == Model::Reference,
+            block: options.block_size,
             predicted: 0,
-            overflow: 0,
+            reasons: BTreeMap::new(),
         })
     }
 
     /// A new engine is known to every router.
     pub(super) fn add_worker(&mut self, now: Micros, engine: usize, config: &ModelConfig) {
-        // GPU and host memory of an engine are two holders.
-        self.view.add_holder(holder(engine, Medium::Gpu));
-        self.view.add_holder(holder(engine, Medium::Cpu));
-        self.mirrors
-            .resize_with(self.mirrors.len().max(2 * (engine + 1)), Mirror::default);
+        self.mirrors.add(engine);
         let mut facts = WorkerFacts::new(worker(engine), POOL);
-        facts.max_num_seqs = config.max_num_seqs;
+        // The reference model has no batch, so its limit is nothing that a router would know of.
+        facts.max_num_seqs = if self.one_at_a_time { 0 } else { config.max_num_seqs };
         facts.capacity_tokens = u64::from(config.gpu_blocks - 1) * u64::from(config.block_size);
-        facts.max_model_len = config.max_model_len;
+        facts.max_model_len = 0;
         for router in &mut self.routers {
             router.set_worker(time(now), facts.clone());
         }
@@ -104,10 +121,7 @@ impl Routers {
 
     /// An engine restarted: all that was known of its cache goes.
     pub(super) fn forget(&mut self, engine: usize) {
-        for medium in [Medium::Gpu, Medium::Cpu] {
-            self.view.clear(holder(engine, medium));
-            self.mirrors[holder(engine, medium).0 as usize].blocks = LookupMap::default();
-        }
+        self.mirrors.forget(engine);
         for router in &mut self.routers {
             router.forget_cache(worker(engine));
         }
@@ -115,71 +129,9 @@ impl Routers {
 
     /// Takes an engine's events into the view.
     pub(super) fn see(&mut self, engine: usize, events: &[CacheEvent]) {
-        for event in events {
-            match event {
-                CacheEvent::Stored {
-                    hashes, parent, medium, ..
-                } => self.stored(engine, *medium, *parent, hashes),
-                CacheEvent::Removed { hashes, medium } => self.removed(engine, *medium, hashes),
-                CacheEvent::Cleared => self.forget(engine),
-            }
-        }
-    }
-
-    fn stored(&mut self, engine: usize, medium: Medium, parent: Option<EngineHash>, hashes: &[EngineHash]) {
-        let place = holder(engine, medium);
-        let depth = match parent {
-            None => 0,
-            Some(parent) => {
-                let known = |medium| {
-                    self.mirrors[holder(engine, medium).0 as usize]
-                        .blocks
-                        .get(&parent)
-                        .map(|b| b.0)
-                };
-                match known(medium).or_else(|| known(Medium::Gpu)) {
-                    Some(depth) => depth,
-                    None => return,
-                }
-            }
-        };
-        let mirror = &mut self.mirrors[place.0 as usize];
-        let mut fresh = Vec::with_capacity(hashes.len());
-        for (at, hash) in hashes.iter().enumerate() {
-            let entry = mirror.blocks.entry(*hash).or_insert((depth + at as u32 + 1, 0));
-            entry.1 += 1;
-            if entry.1 == 1 {
-                fresh.push(BlockKey(hash.0));
-            }
-        }
-        if fresh.len() < hashes.len() && !fresh.is_empty() {
-            // A copy among new ones: tell the whole stretch, which the view takes as it is.
-            fresh = hashes.iter().map(|hash| BlockKey(hash.0)).collect();
-        }
-        if fresh.is_empty() {
-            return;
-        }
-        let anchor = BlockKey(parent.unwrap_or(self.root).0);
-        let beside = [holder(engine, Medium::Gpu)];
-        let told = self.view.store_beside(place, &beside, anchor, Depth(depth), 0, &fresh);
-        debug_assert!(
-            !matches!(told, Stored::UnknownHolder),
-            "holders are added with their engines"
-        );
-    }
-
-    fn removed(&mut self, engine: usize, medium: Medium, hashes: &[EngineHash]) {
-        let place = holder(engine, medium);
-        for hash in hashes {
-            let mirror = &mut self.mirrors[place.0 as usize];
-            let Some(entry) = mirror.blocks.get_mut(hash) else {
-                continue;
-            };
-            entry.1 -= 1;
-            let (depth, copies) = *entry;
-            if copies == 0 {
-                mirror.blocks.remove(hash);
-                self.view.remove(place, BlockKey(hash.0), Depth(depth), 1);
+        if self.mirrors.see(engine, events) {
+            for router in &mut self.routers {
+                router.forget_cache(worker(engine));
             }
         }
     }
@@ -214,101 +166,131 @@ impl Routers {
         &mut self,
         now: Micros,
         index: usize,
-        prompt: &[Token],
-        output: u32,
-        session: &str,
-        config: &ModelConfig,
-    ) -> Option<usize> {
-        let size = config.block_size as usize;
+        trace: &Trace,
+        path: &[u32],
+        hashes: &[EngineHash],
+        tried: &[usize],
+    ) -> Option<Decided> {
+        let row = &trace.rows[index];
+        let block = self.block;
         self.keys.clear();
-        let mut parent = self.root;
-        for block in prompt.chunks_exact(size) {
-            parent = hash::next(parent, block, None, None);
-            self.keys.push(BlockKey(parent.0));
-        }
-        self.prefix.clear();
-        if self.looks_at_prefix {
-            for token in prompt.iter().take(PREFIX_BYTES / 4) {
-                self.prefix.extend_from_slice(&token.to_le_bytes());
-            }
-        }
-        self.overlap(prompt.len() as u32, size as u32);
+        self.keys.extend(hashes.iter().map(|hash| BlockKey(hash.0)));
+        self.write_prefix(trace, index, path);
+        let excluded: Vec<WorkerId> = tried.iter().map(|engine| worker(*engine)).collect();
+        let best = self.find_reuse(row.input, block);
+        let session = if self.sessions { trace.session(row) } else { "" };
         let facts = RequestFacts {
             pool: POOL,
-            prompt_tokens: prompt.len() as u32,
-            block_tokens: size as u32,
+            prompt_tokens: row.input,
+            block_tokens: block,
             keys: &self.keys,
             affinity: session.as_bytes(),
             prefix: &self.prefix,
-            expected_output: output,
+            expected_output: EXPECTED_OUTPUT,
+            excluded: &excluded,
             ..RequestFacts::default()
         };
         let at = index % self.routers.len();
         let router = &mut self.routers[at];
-        let choice = router.decide(time(now), &facts, &self.overlaps).ok()?;
+        let choice = router.decide(time(now), &facts, &self.reuse).ok()?;
         let ticket = router.reserve(time(now), &choice, &facts)?;
-        self.predicted += u64::from(choice.predicted.tokens());
-        self.overflow += u64::from(choice.reason == Reason::Overflow);
-        self.tickets.insert(index, (at, ticket));
-        Some(choice.prefill_worker().0 as usize)
+        let engine = choice.prefill_worker().0 as usize;
+        let fetch = best.filter(|(peer, _)| choice.terms.fetch_us > 0 && choice.predicted.peer > 0 && *peer != engine);
+        let own = choice.predicted.tokens() - choice.predicted.peer;
+        self.predicted += u64::from(if fetch.is_some() {
+            choice.predicted.tokens()
+        } else {
+            own
+        });
+        *self.reasons.entry(choice.reason.as_str()).or_default() += 1;
+        self.tickets.insert(index as u64, (at, ticket));
+        Some(Decided { engine, fetch })
     }
 
-    fn overlap(&mut self, prompt: u32, size: u32) {
-        self.view.match_prefix(&self.keys, &mut self.depths);
+    /// Requests that went past their affine worker because of its load.
+    pub(super) fn overflow(&self) -> u64 {
+        self.reasons.get(Reason::Overflow.as_str()).copied().unwrap_or(0)
+    }
+
+    /// What each engine could reuse; gives who holds the longest start, and how much of it.
+    fn find_reuse(&mut self, prompt: u32, size: u32) -> Option<(usize, u32)> {
+        self.mirrors.find(&self.keys);
         let most = (prompt - 1) / size * size;
-        self.overlaps.clear();
-        for engine in 0..self.mirrors.len() / 2 {
-            let depth = |medium| self.depths.get(holder(engine, medium).0 as usize).copied().unwrap_or(0);
-            let gpu = (depth(Medium::Gpu) * size).min(most);
-            let cpu = (depth(Medium::Cpu) * size).min(most).saturating_sub(gpu);
-            self.overlaps.push(WorkerOverlap {
-                worker: worker(engine),
-                overlap: Overlap { gpu, cpu, shared: 0 },
-            });
+        self.reuse.clear();
+        let mut best: Option<(usize, u32)> = None;
+        for engine in 0..self.mirrors.engines() {
+            let gpu = (self.mirrors.depth(engine, Medium::Gpu) * size).min(most);
+            let cpu = (self.mirrors.depth(engine, Medium::Cpu) * size)
+                .min(most)
+                .saturating_sub(gpu);
+            if gpu > best.map_or(0, |(_, tokens)| tokens) {
+                best = Some((engine, gpu));
+            }
+            self.reuse.push((
+                worker(engine),
+                Reuse {
+                    gpu,
+                    cpu,
+                    ..Reuse::default()
+                },
+            ));
+        }
+        let (_, longest) = best.filter(|_| self.peer_fetch)?;
+        for (_, reuse) in &mut self.reuse {
+            reuse.peer = longest.saturating_sub(reuse.gpu + reuse.cpu);
+        }
+        best
+    }
+
+    /// Text that stands for the prompt's start, as far as the policy looks: equal blocks read alike.
+    fn write_prefix(&mut self, trace: &Trace, index: usize, path: &[u32]) {
+        self.prefix.clear();
+        let row = &trace.rows[index];
+        let length = self.prefix_bytes.min((row.input * BYTES_PER_TOKEN) as usize);
+        let step = (trace.block * BYTES_PER_TOKEN) as usize;
+        let own = u64::MAX - index as u64;
+        let mut blocks = path.iter().map(|number| u64::from(*number));
+        while self.prefix.len() < length {
+            let name = blocks.next().unwrap_or(own).to_le_bytes();
+            let end = (self.prefix.len() + step).min(length);
+            self.prefix.extend(name.iter().cycle().take(end - self.prefix.len()));
         }
     }
 
     /// A request's first token came.
     pub(super) fn first_token(&mut self, now: Micros, index: usize) {
-        if let Some((router, ticket)) = self.tickets.get_mut(&index) {
+        if let Some((router, ticket)) = self.tickets.get_mut(&(index as u64)) {
             self.routers[*router].first_token(time(now), ticket);
         }
     }
 
     /// A request ended.
     pub(super) fn finish(&mut self, now: Micros, index: usize, finish: &Finish) {
-        let Some((router, mut ticket)) = self.tickets.remove(&index) else {
+        let Some((router, mut ticket)) = self.tickets.remove(&(index as u64)) else {
             return;
         };
         let router = &mut self.routers[router];
         router.first_token(time(now), &mut ticket);
-        router.finish(
-            time(now),
-            ticket,
-            Ending::Done {
-                cached_tokens: Some(finish.cached.total()),
-            },
-            None,
-        );
+        let ending = Ending::Done {
+            cached_tokens: Some(finish.cached.total()),
+        };
+        router.finish(time(now), ticket, ending, None);
     }
 
     /// A request was lost with its engine.
     pub(super) fn lost(&mut self, now: Micros, index: usize) {
-        if let Some((router, ticket)) = self.tickets.remove(&index) {
-            let blamed = ticket.plan();
-            let blamed = match blamed {
-                cairn_routing::Plan::Whole { worker } => worker,
-                cairn_routing::Plan::Split { prefill, .. } => prefill,
-            };
-            self.routers[router].finish(time(now), ticket, Ending::Fault, Some(blamed));
+        self.end(now, index, Ending::Fault);
+    }
+
+    /// An engine didn't take a request: its queue is full.
+    pub(super) fn pushed_back(&mut self, now: Micros, index: usize) {
+        self.end(now, index, Ending::PushedBack { after: None });
+    }
+
+    fn end(&mut self, now: Micros, index: usize, ending: Ending) {
+        if let Some((router, ticket)) = self.tickets.remove(&(index as u64)) {
+            let (Plan::Whole { worker } | Plan::Split { prefill: worker, .. }) = ticket.plan();
+            self.routers[router].finish(time(now), ticket, ending, Some(worker));
         }
     }
-}
-
-/// The holder of one medium of one engine.
-fn holder(engine: usize, medium: Medium) -> HolderId {
-    HolderId(match medium {
-        Medium::Gpu => 2 * engine as u32,
-        Medium::Cpu => 2 * engine as u32 + 1,
-    })
 }

@@ -1,16 +1,17 @@
-//! Traces from files: Mooncake-shaped JSON lines, plain or gzipped, and tables with lengths only.
+//! Traces from files: which format it is, plain, gzipped or an archive of several.
 
 use std::io::{BufRead, BufReader, Read};
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
-use super::{Row, Trace};
-use crate::engine_model::Micros;
+use super::table::Table;
+use super::{Builder, Trace, decisions, dynamo, rows, sessions, tar};
 
 /// Largest trace in bytes, unpacked: a few million requests.
 pub const READ_BYTES_MAX: u64 = 8 << 30;
 /// Longest prompt or answer in tokens.
-const LENGTH_MAX: u64 = 1 << 24;
+pub(super) const LENGTH_MAX: u64 = 1 << 24;
 /// Tokens for each id that are tried where the file doesn't say, most usual first.
 const BLOCKS: [u32; 4] = [512, 64, 16, 128];
 
@@ -35,15 +36,32 @@ pub enum TraceError {
         /// What is wrong and what is expected.
         problem: String,
     },
+    /// A member of an archive can't be read.
+    #[error("{member}: {source}")]
+    Member {
+        /// Its name.
+        member: String,
+        /// Why.
+        source: Box<TraceError>,
+    },
     /// No size fits the ids of every row.
-    #[error("hash_ids fit no block size of 512, 128, 64 or 16 tokens; give the size")]
-    BlockSize,
+    #[error(
+        "line {line}: hash_ids fits no block size of 512, 128, 64 or 16 tokens: {ids} ids for {input} tokens; give the size with --trace-block"
+    )]
+    BlockSize {
+        /// The first row that the best size doesn't fit.
+        line: usize,
+        /// Its ids.
+        ids: u32,
+        /// Its prompt.
+        input: u32,
+    },
     /// Nothing in it.
     #[error("the trace has no requests")]
     Empty,
 }
 
-fn bad(line: usize, field: &'static str, problem: impl Into<String>) -> TraceError {
+pub(super) fn bad(line: usize, field: &'static str, problem: impl Into<String>) -> TraceError {
     TraceError::Line {
         line,
         field,
@@ -51,243 +69,177 @@ fn bad(line: usize, field: &'static str, problem: impl Into<String>) -> TraceErr
     }
 }
 
-/// Reads a trace; gzip is recognised by its first bytes, a table by its head line. `block` is found out where `None`.
+/// Reads a trace; gzip and tar are recognised by their marks, the format by its first line. `block` is found out where
+/// `None`.
 pub fn read(name: &str, input: impl Read, block: Option<u32>) -> Result<Trace, TraceError> {
     let mut input = BufReader::new(input);
     let start = input
         .fill_buf()
         .map_err(|source| TraceError::Read { line: 0, source })?;
-    if start.starts_with(&[0x1f, 0x8b]) {
-        return parse(
-            name,
-            BufReader::new(flate2::read::MultiGzDecoder::new(input).take(READ_BYTES_MAX)),
-            block,
-        );
-    }
-    parse(name, input.take(READ_BYTES_MAX), block)
-}
-
-fn parse(name: &str, input: impl BufRead, block: Option<u32>) -> Result<Trace, TraceError> {
-    let mut rows = Vec::new();
-    let mut table: Option<Table> = None;
-    for (at, line) in input.lines().enumerate() {
-        let number = at + 1;
-        let line = line.map_err(|source| TraceError::Read { line: number, source })?;
-        let text = line.trim();
-        if text.is_empty() {
-            continue;
-        }
-        if number == 1 && !text.starts_with('{') {
-            table = Some(Table::head(text)?);
-            continue;
-        }
-        rows.push(match &mut table {
-            Some(table) => table.row(number, text)?,
-            None => json_row(number, text)?,
-        });
-    }
-    if rows.is_empty() {
-        return Err(TraceError::Empty);
-    }
-    rows.sort_by_key(|row| row.at);
-    let block = match block {
-        Some(block) => block,
-        None => infer(&rows)?,
+    let mut text: Box<dyn BufRead + '_> = if start.starts_with(&[0x1f, 0x8b]) {
+        Box::new(BufReader::with_capacity(
+            1 << 16,
+            flate2::read::MultiGzDecoder::new(input).take(READ_BYTES_MAX),
+        ))
+    } else {
+        Box::new(input.take(READ_BYTES_MAX))
     };
-    for row in &mut rows {
-        row.blocks.truncate(row.input.div_ceil(block) as usize);
-    }
-    Ok(Trace {
-        name: name.to_owned(),
-        block,
-        rows,
-    })
-}
-
-fn json_row(line: usize, text: &str) -> Result<Row, TraceError> {
-    let value: Value =
-        serde_json::from_str(text).map_err(|error| bad(line, "the line", format!("is not JSON: {error}")))?;
-    let number = |field: &'static str| {
-        let number = value.get(field).ok_or_else(|| bad(line, field, "is missing"))?;
-        number
-            .as_f64()
-            .filter(|n| n.is_finite() && *n >= 0.0)
-            .ok_or_else(|| bad(line, field, "has to be a number from 0"))
-    };
-    let length = |field: &'static str| {
-        let length = number(field)?;
-        if length > LENGTH_MAX as f64 {
-            return Err(bad(line, field, format!("is {length}; the limit is {LENGTH_MAX}")));
-        }
-        // Some traces have rows of length 0; an engine computes at least one token.
-        Ok((length as u32).max(1))
-    };
-    let blocks = match value.get("hash_ids") {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(ids)) => ids
-            .iter()
-            .map(|id| {
-                id.as_u64()
-                    .ok_or_else(|| bad(line, "hash_ids", "has to hold whole numbers from 0"))
+    let mut reading = Reading::new();
+    let start = text.fill_buf().map_err(|source| TraceError::Read { line: 0, source })?;
+    if tar::is_archive(start) {
+        tar::each_member(text, |member, content| {
+            let read = reading.lines(content);
+            read.map_err(|source| TraceError::Member {
+                member: member.to_owned(),
+                source: Box::new(source),
             })
-            .collect::<Result<_, _>>()?,
-        Some(_) => return Err(bad(line, "hash_ids", "has to be a list")),
-    };
-    let session = match value.get("session_id") {
-        None | Some(Value::Null) => None,
-        Some(Value::String(text)) => Some(text.clone()),
-        Some(other) => Some(other.to_string()),
-    };
-    Ok(Row {
-        at: Micros((number("timestamp")? * 1_000.0) as u64),
-        input: length("input_length")?,
-        output: length("output_length")?,
-        blocks,
-        session,
-    })
+        })?;
+    } else {
+        reading.lines(text)?;
+    }
+    reading.finish(name, block)
+}
+
+/// Which lines a file has.
+enum Format {
+    Rows,
+    Table(Table),
+    Sessions,
+    Dynamo,
+    Decisions,
+}
+
+struct Reading {
+    builder: Builder,
+    sessions: sessions::Clock,
+    /// Tokens an id, where the lines say it.
+    block: Option<u32>,
+    /// Whether ids may stand for a partial last block, so that the size has to be found out.
+    infer: bool,
+}
+
+/// What tells JSON formats apart.
+#[derive(Deserialize)]
+struct Marks<'a> {
+    #[serde(borrow)]
+    requests: Option<&'a RawValue>,
+    #[serde(borrow)]
+    event: Option<&'a RawValue>,
+    #[serde(borrow)]
+    record: Option<&'a RawValue>,
+    #[serde(borrow)]
+    candidates: Option<&'a RawValue>,
+}
+
+impl Format {
+    fn of(line: usize, text: &str) -> Result<Self, TraceError> {
+        if !text.starts_with('{') {
+            return Ok(Self::Table(Table::head(text)?));
+        }
+        let marks: Marks<'_> =
+            serde_json::from_str(text).map_err(|error| bad(line, "the line", format!("is not JSON: {error}")))?;
+        Ok(match marks {
+            Marks { requests: Some(_), .. } => Self::Sessions,
+            Marks { event: Some(_), .. } => Self::Dynamo,
+            Marks { record: Some(_), .. }
+            | Marks {
+                candidates: Some(_), ..
+            } => Self::Decisions,
+            Marks { .. } => Self::Rows,
+        })
+    }
+}
+
+impl Reading {
+    fn new() -> Self {
+        Self {
+            builder: Builder::new(),
+            sessions: sessions::Clock::new(),
+            block: None,
+            infer: false,
+        }
+    }
+
+    fn lines(&mut self, input: impl BufRead) -> Result<(), TraceError> {
+        let mut format: Option<Format> = None;
+        for (at, line) in input.lines().enumerate() {
+            let number = at + 1;
+            let line = line.map_err(|source| TraceError::Read { line: number, source })?;
+            let text = line.trim();
+            if text.is_empty() {
+                continue;
+            }
+            let known = match &mut format {
+                Some(known) => known,
+                None => {
+                    let found = format.insert(Format::of(number, text)?);
+                    if matches!(found, Format::Table(_)) {
+                        continue;
+                    }
+                    found
+                }
+            };
+            let builder = &mut self.builder;
+            match known {
+                Format::Rows => {
+                    self.infer = true;
+                    rows::row(number, text, builder)?;
+                }
+                Format::Table(table) => {
+                    let row = table.row(number, text)?;
+                    builder.push(row);
+                }
+                Format::Sessions => self.block = sessions::session(number, text, &mut self.sessions, builder)?.into(),
+                Format::Dynamo => self.block = dynamo::event(number, text, builder)?.or(self.block),
+                Format::Decisions => decisions::decision(number, text, builder)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self, name: &str, block: Option<u32>) -> Result<Trace, TraceError> {
+        if self.builder.rows().is_empty() {
+            return Err(TraceError::Empty);
+        }
+        let block = match block.or(self.block) {
+            Some(block) => block,
+            None if self.infer => infer(&self.builder)?,
+            None => BLOCKS[0],
+        };
+        Ok(self.builder.build(name, block))
+    }
 }
 
 /// The size at which every row has as many ids as full blocks, or one more for a partial last block.
-fn infer(rows: &[Row]) -> Result<u32, TraceError> {
-    if rows.iter().all(|row| row.blocks.is_empty()) {
+fn infer(builder: &Builder) -> Result<u32, TraceError> {
+    let (rows, chains) = (builder.rows(), builder.chains());
+    if chains.is_empty() {
         return Ok(BLOCKS[0]);
     }
-    let fits = |size: u32, up: bool| {
-        rows.iter().all(|row| {
+    let misfit = |size: u32, up: bool| {
+        rows.iter().position(|row| {
             let blocks = if up { row.input.div_ceil(size) } else { row.input / size };
+            let ids = chains.depth(row.last);
             // A row of length 0 was lifted to 1.
-            row.blocks.len() as u32 == blocks || (row.input == 1 && row.blocks.is_empty())
+            ids != blocks && !(row.input == 1 && ids == 0)
         })
     };
-    BLOCKS
-        .into_iter()
-        .find(|size| fits(*size, true) || fits(*size, false))
-        .ok_or(TraceError::BlockSize)
-}
-
-/// A table with a column for the time and one for each length.
-struct Table {
-    time: usize,
-    input: usize,
-    output: usize,
-    origin: Option<f64>,
-}
-
-impl Table {
-    fn head(text: &str) -> Result<Self, TraceError> {
-        let names: Vec<String> = text.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
-        let find = |field: &'static str, known: &[&str]| {
-            let at = names.iter().position(|name| known.contains(&name.as_str()));
-            at.ok_or_else(|| {
-                bad(
-                    1,
-                    field,
-                    format!("has no column; one of {} is expected", known.join(", ")),
-                )
-            })
-        };
-        Ok(Self {
-            time: find("time", &["timestamp", "time", "arrived"])?,
-            input: find("input", &["contexttokens", "input_length", "input", "prompt_tokens"])?,
-            output: find(
-                "output",
-                &["generatedtokens", "output_length", "output", "completion_tokens"],
-            )?,
-            origin: None,
-        })
+    let mut latest = 0;
+    for size in BLOCKS {
+        for up in [true, false] {
+            match misfit(size, up) {
+                None => return Ok(size),
+                Some(at) => latest = latest.max(at),
+            }
+        }
     }
-
-    fn row(&mut self, line: usize, text: &str) -> Result<Row, TraceError> {
-        let cells: Vec<&str> = text.split(',').map(str::trim).collect();
-        let cell =
-            |at: usize, field: &'static str| cells.get(at).copied().ok_or_else(|| bad(line, field, "is missing"));
-        let length = |at: usize, field: &'static str| {
-            let number = cell(at, field)?.parse::<u64>().ok().filter(|n| *n <= LENGTH_MAX);
-            number
-                .map(|n| (n as u32).max(1))
-                .ok_or_else(|| bad(line, field, "has to be a whole number"))
-        };
-        let time = cell(self.time, "time")?;
-        let seconds = time.parse::<f64>().ok().map(|ms| ms / 1e3).or_else(|| clock(time));
-        let seconds = seconds.filter(|s| s.is_finite()).ok_or_else(|| {
-            bad(
-                line,
-                "time",
-                "has to be milliseconds, or a date and time such as 2023-11-16 18:17:03.97",
-            )
-        })?;
-        let origin = *self.origin.get_or_insert(seconds);
-        Ok(Row {
-            at: Micros::from_seconds(seconds - origin),
-            input: length(self.input, "input")?,
-            output: length(self.output, "output")?,
-            blocks: Vec::new(),
-            session: None,
-        })
-    }
-}
-
-/// Seconds of `YYYY-MM-DD HH:MM:SS[.fraction]` from some fixed day.
-fn clock(text: &str) -> Option<f64> {
-    let (date, time) = text.split_once([' ', 'T'])?;
-    let mut date = date.split('-').map(|part| part.parse::<i64>().ok());
-    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
-    let mut time = time.trim_end_matches('Z').split(':');
-    let (hour, minute): (f64, f64) = (time.next()?.parse().ok()?, time.next()?.parse().ok()?);
-    let second: f64 = time.next()?.parse().ok()?;
-    // Days by the civil calendar, with the year beginning in March.
-    let (y, m) = if month > 2 {
-        (year, month - 3)
-    } else {
-        (year - 1, month + 9)
-    };
-    let days = y * 365 + y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400) + (m * 153 + 2) / 5 + day;
-    Some(days as f64 * 86_400.0 + hour * 3_600.0 + minute * 60.0 + second)
+    Err(TraceError::BlockSize {
+        line: latest + 1,
+        ids: chains.depth(rows[latest].last),
+        input: rows[latest].input,
+    })
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn json_lines_give_rows_and_errors_name_line_and_field() {
-        let text = "{\"timestamp\":0,\"input_length\":700,\"output_length\":5,\"hash_ids\":[0,1]}\n\
-                    {\"timestamp\":27.5,\"input_length\":512,\"output_length\":0,\"hash_ids\":[0],\"session_id\":3}\n";
-        let trace = read("t", text.as_bytes(), None).unwrap();
-        assert_eq!(
-            (trace.block, trace.rows.len(), trace.rows[1].at),
-            (512, 2, Micros(27_500))
-        );
-        assert_eq!((trace.rows[1].output, trace.rows[1].session.as_deref()), (1, Some("3")));
-        assert_eq!(trace.prompt(0)[..512], trace.prompt(1)[..]);
-        assert!((trace.oracle_hit() - 511.0 / 1_212.0).abs() < 1e-9);
-        for (line, names) in [
-            (
-                "{\"timestamp\":0,\"input_length\":-1,\"output_length\":1}",
-                "line 1: input_length",
-            ),
-            (
-                "{\"timestamp\":0,\"output_length\":1}",
-                "line 1: input_length is missing",
-            ),
-            (
-                "{\"timestamp\":0,\"input_length\":9,\"output_length\":1,\"hash_ids\":[-4]}",
-                "hash_ids",
-            ),
-            ("{\"timestamp\"", "not JSON"),
-            ("", "no requests"),
-        ] {
-            let error = read("t", line.as_bytes(), None).unwrap_err().to_string();
-            assert!(error.contains(names), "{error}");
-        }
-    }
-
-    #[test]
-    fn tables_with_dates_and_without_a_final_newline_are_read() {
-        let text =
-            "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-30 23:59:59.5,10,2\r\n2023-12-01 00:00:01.0,20,3";
-        let trace = read("t", text.as_bytes(), None).unwrap();
-        assert_eq!((trace.rows[1].at, trace.rows[1].input), (Micros(1_500_000), 20));
-        assert_eq!(trace.oracle_hit(), 0.0);
-    }
-}
+#[path = "read/tests.rs"]
+mod tests;

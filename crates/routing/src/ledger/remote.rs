@@ -25,7 +25,7 @@ pub struct RemoteReservation {
     pub worker: WorkerId,
     /// Requests.
     pub requests: u32,
-    /// Uncached prompt tokens not yet answered.
+    /// Prefill work outstanding, in tokens at no context, without what is done of it.
     pub prefill_tokens: u64,
     /// Context tokens of running answers.
     pub decode_tokens: u64,

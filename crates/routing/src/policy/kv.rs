@@ -2,8 +2,8 @@
 
 use super::{Policy, PolicyConfig, Reason, Score, Situation};
 
-/// Costs within this part of the best (1/32, about 3 %) are equal: estimates aren't better than that.
-const EQUAL_PART: u64 = 32;
+/// Costs within this part of the best (1/16, about 6 %) are equal: estimates aren't better than that.
+const EQUAL_PART: u64 = 16;
 
 /// Costs within this are equal however small they are: less than one scheduler step.
 const EQUAL_US: u64 = 100;

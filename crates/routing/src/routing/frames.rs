@@ -29,10 +29,14 @@ pub(super) fn make(routing: &mut Routing, now: Micros) -> RouterFrame {
     routing.frame_n += 1;
     let id_of = |slot| routing.fleet.get(slot).map(|w| w.facts.worker);
     let workers = routing.ledger.own().filter_map(|(slot, own)| {
+        let state = routing.fleet.get(slot)?;
+        let done_us = super::head_done(state, &routing.ledger.load(now, slot));
+        let done = done_us * 1_000 / u64::from(state.rates.speeds().prefill_ns_per_token.max(1));
         Some(RemoteReservation {
             worker: id_of(slot)?,
             requests: own.requests,
-            prefill_tokens: own.prefill_tokens,
+            // Whoever has anything to prefill says so, however little is left.
+            prefill_tokens: own.prefill_work.saturating_sub(done).max(u64::from(own.waiting)),
             decode_tokens: own.decode_tokens,
         })
     });

@@ -110,6 +110,9 @@ impl Routing {
                 state.breaker.on_sent(now);
             }
         }
+        if let Some(state) = self.fleet.get_mut(slot) {
+            state.occupied.given(terms.new_work);
+        }
         let state = self.fleet.get(slot)?;
         let approximate = state.facts.is_approximate();
         let text = request.key_source == KeySource::Text;
