@@ -263,7 +263,8 @@ impl Report {
         let [(_, first), (_, second), ..] = policies.as_slice() else {
             return Vec::new();
         };
-        let figures: [(&str, fn(&Run) -> f64); 7] = [
+        type Figure = (&'static str, fn(&Run) -> f64);
+        let figures: [Figure; 7] = [
             ("hit", |run| run.hit),
             ("ttft_ms.p50", |run| run.ttft_ms.p50),
             ("ttft_ms.p90", |run| run.ttft_ms.p90),

@@ -322,7 +322,7 @@ mod tests {
                 let (hash, slot) = (EngineHash(hash(n)), hashes.len() as Slot);
                 hashes.push(hash);
                 match table.look(hash, |_| false) {
-                    Err(vacancy) if n % 2 == 0 => table.fill(vacancy, hash, slot, |s| hashes[s as usize]),
+                    Err(vacancy) if n.is_multiple_of(2) => table.fill(vacancy, hash, slot, |s| hashes[s as usize]),
                     Ok(_) | Err(_) => table.insert(hash, slot, |s| hashes[s as usize]),
                 }
                 map.insert(slot, hash);
