@@ -23,7 +23,7 @@ impl Mirror {
         let start = *self.arena.get(parent);
         let mut out = Plain { done: 0, above: parent };
         let is_plain = stored.block_size == size && stored.extra_keys.is_empty() && stored.remaining_copies.is_none();
-        if self.mixed || !is_plain || start.has(SIDE) || start.end() % size != 0 {
+        if self.mixed || !is_plain || start.has(SIDE) || !start.end().is_multiple_of(size) {
             return out;
         }
         let (mut key, mut end) = (start.key(), start.end());
