@@ -160,6 +160,11 @@ impl Promises {
         self.blocks.get(slot.at()).copied().unwrap_or(0)
     }
 
+    /// Whether nobody will hold more of the request than the view shows.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.touched.is_empty()
+    }
+
     fn clear(&mut self) {
         for slot in self.touched.drain(..) {
             self.blocks[slot.at()] = 0;

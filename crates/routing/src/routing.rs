@@ -359,7 +359,7 @@ impl Routing {
             .look_up(request.keys, |slot| reuse_of(slot).gpu / block, &mut self.promises);
         self.approximate.look_up(request.keys, |_| 0, &mut self.guesses);
         let any_fresh = slots.iter().any(|s| self.ledger.load(now, *s).report_age.is_some());
-        let price_percent = cost::price_percent(fleet.occupied(request.pool));
+        let price_percent = cost::price_percent(fleet.occupied(request.pool), !self.promises.is_empty());
         self.candidates.clear();
         for &slot in slots {
             let Some(state) = fleet.get(slot) else { continue };
