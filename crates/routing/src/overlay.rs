@@ -160,9 +160,9 @@ impl Promises {
         self.blocks.get(slot.at()).copied().unwrap_or(0)
     }
 
-    /// Whether nobody will hold more of the request than the view shows.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.touched.is_empty()
+    /// Most leading blocks promised on any worker.
+    pub(crate) fn most(&self) -> u32 {
+        self.touched.iter().map(|slot| self.blocks(*slot)).max().unwrap_or(0)
     }
 
     fn clear(&mut self) {
