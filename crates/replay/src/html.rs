@@ -190,11 +190,11 @@ fn over_time(runs: &[(&str, &Run)], title: &str, of: impl Fn(&crate::Window) -> 
     plot(&axes, &lines)
 }
 
-/// Colour, name, and the shares with their labels.
-type BarRow<'a> = (&'a str, &'a str, Vec<(String, f64)>);
+/// Colour, policy and named shares.
+type Bars<'a> = (&'a str, &'a str, Vec<(String, f64)>);
 
 /// Bars of shares, one row a policy.
-fn bars(rows: &[BarRow<'_>]) -> String {
+fn bars(rows: &[Bars<'_>]) -> String {
     let mut out = String::from("<table>");
     for (colour, name, shares) in rows {
         let _ = write!(out, "<tr><td>{}</td><td style=\"text-align:left\">", escape(name));
@@ -288,7 +288,7 @@ impl Report {
             Some(100.0),
         ));
         page.push_str("<h2>Computed tokens by engine</h2>");
-        let rows: Vec<BarRow<'_>> = runs
+        let rows: Vec<Bars<'_>> = runs
             .iter()
             .map(|(colour, run)| {
                 let shares = run.work_share.iter().enumerate();

@@ -240,6 +240,9 @@ impl Report {
     }
 }
 
+/// A figure's name and where a run has it.
+type Figure = (&'static str, fn(&Run) -> f64);
+
 /// How one policy does against another on one figure, over seeds.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Difference {
@@ -263,7 +266,6 @@ impl Report {
         let [(_, first), (_, second), ..] = policies.as_slice() else {
             return Vec::new();
         };
-        type Figure = (&'static str, fn(&Run) -> f64);
         let figures: [Figure; 7] = [
             ("hit", |run| run.hit),
             ("ttft_ms.p50", |run| run.ttft_ms.p50),

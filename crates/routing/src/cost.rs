@@ -26,6 +26,10 @@ pub const PRICE_BASE_PERCENT: u64 = 10;
 /// and flat between 150 and 400.
 pub const PRICE_BUSY_PERCENT: u64 = 250;
 
+/// The least price where somebody computes the same start already: a burst of one cold prefix would otherwise be computed
+/// on every idle worker. At 100 a second copy is made only when waiting for the first costs more than computing it again.
+pub const PRICE_ON_ITS_WAY_PERCENT: u64 = 100;
+
 /// Added to the wait of a worker whose load report is stale while others' are fresh, so that it alone is de-weighted.
 pub const STALE_REPORT_US: u64 = 20_000;
 
@@ -99,9 +103,11 @@ pub struct Inputs {
     pub speeds: Speeds,
 }
 
-/// Price of new work on a worker that had prefills to do for `share` of its time, of [`WHOLE`].
-pub(crate) fn price_percent(share: u64) -> u32 {
-    (PRICE_BASE_PERCENT + PRICE_BUSY_PERCENT * share.min(WHOLE) / WHOLE) as u32
+/// Price of new work where workers had prefills to do for `share` of their time, of [`WHOLE`]; `on_its_way` where a
+/// request that was sent already computes a start of this one's prompt.
+pub(crate) fn price_percent(share: u64, on_its_way: bool) -> u32 {
+    let least = if on_its_way { PRICE_ON_ITS_WAY_PERCENT } else { 0 };
+    (PRICE_BASE_PERCENT + PRICE_BUSY_PERCENT * share.min(WHOLE) / WHOLE).max(least) as u32
 }
 
 /// `since_chosen` of a worker that this router hasn't chosen yet.

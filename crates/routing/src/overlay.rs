@@ -160,6 +160,11 @@ impl Promises {
         self.blocks.get(slot.at()).copied().unwrap_or(0)
     }
 
+    /// Most leading blocks promised on any worker.
+    pub(crate) fn most(&self) -> u32 {
+        self.touched.iter().map(|slot| self.blocks(*slot)).max().unwrap_or(0)
+    }
+
     fn clear(&mut self) {
         for slot in self.touched.drain(..) {
             self.blocks[slot.at()] = 0;

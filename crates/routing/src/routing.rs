@@ -359,7 +359,11 @@ impl Routing {
             .look_up(request.keys, |slot| reuse_of(slot).gpu / block, &mut self.promises);
         self.approximate.look_up(request.keys, |_| 0, &mut self.guesses);
         let any_fresh = slots.iter().any(|s| self.ledger.load(now, *s).report_age.is_some());
-        let price_percent = cost::price_percent(fleet.occupied(request.pool));
+        let promised = self.promises.most() * block;
+        // Half of the prompt is on its way, and nobody has that half yet: a burst of one cold prefix.
+        let half = request.prompt_tokens / 2;
+        let cold = promised > half && slots.iter().all(|slot| promised >= reuse_of(*slot).gpu + half);
+        let price_percent = cost::price_percent(fleet.occupied(request.pool), cold);
         self.candidates.clear();
         for &slot in slots {
             let Some(state) = fleet.get(slot) else { continue };
