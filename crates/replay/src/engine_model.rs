@@ -299,6 +299,13 @@ impl EngineModel {
         }
     }
 
+    /// Whether the cache has changed since the last batch of events: engines publish when a step ends, so what a step in
+    /// flight evicted, or one whose requests were all aborted, isn't told before the next one does.
+    #[must_use]
+    pub fn has_untold_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Leading tokens of a prompt that the GPU cache would serve now, before the cap at its last token.
     #[must_use]
     pub fn gpu_prefix(&self, prompt: &[cairn_blocks::Token], adapter: Option<&str>, salt: Option<&str>) -> usize {

@@ -34,8 +34,6 @@ pub(crate) struct Engine {
     next_id: u64,
     /// Prompt tokens computed since its start.
     pub(crate) computed: u64,
-    /// Its cache was reset, and no step has told so yet: engines publish in steps only, so an idle one keeps silent.
-    untold: bool,
     /// Some agent lost events of this life for good.
     pub(crate) gapped: bool,
 }
@@ -84,7 +82,6 @@ impl Engine {
             jobs: BTreeMap::new(),
             next_id: 0,
             computed: 0,
-            untold: false,
             gapped: false,
         }
     }
@@ -92,7 +89,7 @@ impl Engine {
     /// Nothing runs and no event waits to be published.
     pub(crate) fn idle(&self) -> bool {
         let gauges = self.model.gauges();
-        gauges.running + gauges.waiting + gauges.loading + gauges.held == 0 && !self.untold
+        gauges.running + gauges.waiting + gauges.loading + gauges.held == 0 && !self.model.has_untold_events()
     }
 }
 
@@ -187,7 +184,6 @@ impl World {
         let place = &mut self.engines[engine];
         let seq = place.seq;
         place.seq += 1;
-        place.untold = false;
         let mut events: Vec<EngineEvent> = events.into_iter().map(|e| convert(e, size)).collect();
         if !salted {
             for event in &mut events {
@@ -358,7 +354,6 @@ impl World {
         place.model = fresh;
         place.up = true;
         place.computed = 0;
-        place.untold = false;
         place.gapped = false;
         if !unnoticed {
             place.seq = 0;
@@ -375,7 +370,6 @@ impl World {
         self.engine_pump(engine);
         if self.engines[engine].model.reset_prefix_cache(false) {
             self.note("engine resets its cache", &[engine as u64]);
-            self.engines[engine].untold = true;
             self.engine_pump(engine);
         }
     }
