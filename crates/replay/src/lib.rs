@@ -1,7 +1,7 @@
 //! Replay: a trace through simulated engines and the routing core, in seeded virtual time.
 //!
 //! [`engine_model`] is the engine core that the simulated engine process runs too. [`trace`] reads and makes workloads;
-//! [`replay`] runs one through a fleet under every policy with the code that decides in live routers. No I/O, no clock,
+//! [`run`] runs one through a fleet under every policy with the code that decides in live routers. No I/O, no clock,
 //! no chance but the seed's: equal input gives equal output.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, missing_docs))]
