@@ -14,8 +14,8 @@ use tokio::sync::Notify;
 
 /// Alarms ring up to this much late.
 const COARSE: Duration = Duration::from_millis(10);
-/// Alarms at once; a further one never rings.
-const ALARMS_MAX: usize = 1 << 20;
+/// Entries below which taken-back ones aren't looked for.
+const FORGET_LEAST: usize = 4_096;
 
 /// All alarms of a router.
 #[derive(Default)]
@@ -26,7 +26,11 @@ pub(crate) struct Alarms {
 
 #[derive(Default)]
 struct Set {
+    /// Taken-back ones stay until they are due or outnumber the others: there are at most [`FORGET_LEAST`], or twice as
+    /// many as requests were in flight.
     due: BinaryHeap<Reverse<Due>>,
+    /// Alarms that were left when taken-back ones were last forgotten.
+    left: usize,
     /// What the shared timer is set to; `None` while it isn't.
     armed: Option<Instant>,
 }
@@ -64,12 +68,14 @@ impl Alarms {
             return alarm;
         };
         let mut set = self.set.lock();
-        if set.due.len() < ALARMS_MAX {
-            set.due.push(Reverse(Due {
-                at,
-                alarm: Arc::downgrade(&alarm),
-            }));
+        if set.due.len() >= FORGET_LEAST.max(set.left * 2) {
+            set.due.retain(|Reverse(due)| due.alarm.strong_count() > 0);
+            set.left = set.due.len();
         }
+        set.due.push(Reverse(Due {
+            at,
+            alarm: Arc::downgrade(&alarm),
+        }));
         let sooner = set.armed.is_none_or(|armed| at + COARSE <= armed);
         drop(set);
         if sooner {
@@ -129,6 +135,20 @@ mod tests {
         assert_eq!(alarms.set.lock().due.len(), 1, "only the late one is left");
         drop(late);
         task.abort();
+    }
+
+    #[test]
+    fn taken_back_alarms_dont_pile_up_however_late_they_are_due() {
+        let alarms = Alarms::default();
+        let kept: Vec<_> = (0..100).map(|_| alarms.after(Duration::from_secs(3_600))).collect();
+        for _ in 0..100_000 {
+            drop(alarms.after(Duration::from_secs(3_600)));
+        }
+        assert!(alarms.set.lock().due.len() <= FORGET_LEAST);
+        assert!(
+            kept.iter().all(|alarm| Arc::weak_count(alarm) == 1),
+            "those that are waited for are still set"
+        );
     }
 
     #[test]

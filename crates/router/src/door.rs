@@ -51,7 +51,7 @@ pub(crate) async fn accept(
     router: Arc<Router>,
     listener: TcpListener,
     tls: Option<Arc<rustls::ServerConfig>>,
-    lanes: Lanes,
+    lanes: Arc<Lanes>,
     closing: Closing,
 ) {
     let slots = Arc::new(Semaphore::new(router.config.max_connections));

@@ -78,6 +78,8 @@ pub struct Running {
     router: Arc<Router>,
     closing: Closing,
     tasks: JoinSet<()>,
+    /// Kept here, so that they outlive the door: connections send their last bytes after it has closed.
+    _lanes: Arc<Lanes>,
     _ops: Option<OpsServer>,
 }
 
@@ -115,8 +117,9 @@ async fn open(config: Config) -> Result<Running, StartError> {
     let ops = open_ops(&router).await?;
     let mut tasks = JoinSet::new();
     let closing = Closing::default();
-    let lanes = Lanes::start(lanes::count(router.config.lanes)).map_err(StartError::Lanes)?;
-    tasks.spawn(door::accept(Arc::clone(&router), listener, tls, lanes, closing.clone()));
+    let lanes = Arc::new(Lanes::start(lanes::count(router.config.lanes)).map_err(StartError::Lanes)?);
+    let door = door::accept(Arc::clone(&router), listener, tls, Arc::clone(&lanes), closing.clone());
+    tasks.spawn(door);
     tasks.spawn(registry::keep(Arc::clone(&router), fallback));
     let ringing = Arc::clone(&router);
     tasks.spawn(async move { ringing.alarms.ring().await });
@@ -141,6 +144,7 @@ async fn open(config: Config) -> Result<Running, StartError> {
         router,
         closing,
         tasks,
+        _lanes: lanes,
         _ops: ops,
     })
 }
@@ -199,6 +203,7 @@ fn build(config: Config) -> Result<Router, StartError> {
         body_limits: BodyLimits {
             bytes_max: config.max_body_bytes,
             timeout: config.body_timeout(),
+            awaited: false,
         },
         started: Instant::now(),
         draining: AtomicBool::new(false),

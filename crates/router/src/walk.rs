@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 use tracing::Instrument;
 
 use crate::ask::{Arrival, Parsed, ask, parse, pool_of};
-use crate::body::{EditPlan, Endpoint, ScannedBody, edit};
+use crate::body::{BodyLimits, EditPlan, Endpoint, ScannedBody, edit};
 use crate::decide::{Asked, Decided, Reservation, decide, policy_of};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Worker};
@@ -64,7 +64,11 @@ async fn serve(
     trace: TraceContext,
     span: &tracing::Span,
 ) -> Result<Response<ReplyBody>, ApiError> {
-    let held = router.bodies.read(body, router.body_limits).await?;
+    let limits = BodyLimits {
+        awaited: arrival.headers.contains_key(header::EXPECT),
+        ..router.body_limits
+    };
+    let held = router.bodies.read(body, limits).await?;
     let scanned = ScannedBody::new(held.bytes.clone())?;
     let mut parsed = parse(router, &arrival, &scanned)?;
     span.record("endpoint", parsed.endpoint.label());

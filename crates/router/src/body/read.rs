@@ -25,6 +25,8 @@ pub(crate) struct BodyLimits {
     pub bytes_max: usize,
     /// Time for a whole body to arrive.
     pub timeout: Duration,
+    /// The client sends only once it is told to go on: of a body that is refused it needn't send a byte.
+    pub awaited: bool,
 }
 
 /// Bounds the memory of all bodies that are being read or wait for their engine.
@@ -80,7 +82,7 @@ impl BodyGate {
                 Err(_) => Err(ReadError::Timeout { after: limits.timeout }),
             }
         };
-        if matches!(result, Err(ReadError::TooLarge { .. })) && length <= DISCARDED_MAX {
+        if matches!(result, Err(ReadError::TooLarge { .. })) && length <= DISCARDED_MAX && !limits.awaited {
             // Whether it works or not, the client is told; nothing of it is kept.
             let _ = tokio::time::timeout(DISCARD_TIMEOUT, discard(&mut body)).await;
         }

@@ -76,6 +76,25 @@ async fn bodies_are_bounded_in_size_and_large_ones_pass() {
 }
 
 #[tokio::test]
+async fn a_client_that_asks_before_it_sends_too_much_is_refused_at_once() {
+    let engine = Engine::start("m").await;
+    let config = Config {
+        max_body_bytes: 1 << 20,
+        body_memory_bytes: 2 << 20,
+        ..config(&[&engine])
+    };
+    let router = router(config).await;
+    let mut stream = TcpStream::connect(router.addr).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: r\r\nexpect: 100-continue\r\ncontent-length: 2000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 64];
+    let read = tokio::time::timeout(Duration::from_secs(4), stream.read(&mut answer));
+    let length = read.await.expect("no body is waited for").unwrap();
+    let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+#[tokio::test]
 async fn half_sent_bodies_time_out_hold_little_memory_and_hurt_nobody() {
     let engine = Engine::start("m").await;
     let config = Config {

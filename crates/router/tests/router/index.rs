@@ -225,11 +225,6 @@ impl Index {
 
     /// Registers an engine with a GPU and a CPU cache.
     pub fn register(&self, url: &str, role: Role, rank: u32, ranks: u32) -> Registered {
-        self.register_with(url, role, rank, ranks, None)
-    }
-
-    /// The same for an engine with a bootstrap server, as SGLang's prefill engines have.
-    pub fn register_with(&self, url: &str, role: Role, rank: u32, ranks: u32, bootstrap: Option<String>) -> Registered {
         let spec = SourceSpec {
             name: format!("{url}#{rank}"),
             agent: "agent".into(),
@@ -246,13 +241,13 @@ impl Index {
                 ranks,
                 host: "h".into(),
                 role,
-                engine_kind: if bootstrap.is_some() { "sglang" } else { "vllm" }.into(),
+                engine_kind: "vllm".into(),
                 engine_block_size: 16,
                 capacity_blocks: 4096,
                 max_num_seqs: 64,
                 max_batched_tokens: 2048,
                 adapters: vec![],
-                bootstrap,
+                bootstrap: None,
             },
             holders: vec![
                 HolderSpec {
