@@ -1,21 +1,27 @@
 #!/usr/bin/env python3
 """A request split between a prefill and a decode engine gives the text that one engine gives; both legs are in one trace.
 
-Two real vLLMs move KV blocks over NIXL. Set JAEGER_QUERY (such as http://127.0.0.1:16686) and JAEGER_OTLP (such as http://127.0.0.1:4317) to check
+Two real vLLMs move KV blocks over NIXL. A split pays where the decode engine has answers to write that a prefill would hold up, so some are
+running there when each request comes; they are left as soon as it is being computed, so that nothing else shares the batches whose text is
+compared. Set JAEGER_QUERY (such as http://127.0.0.1:16686) and JAEGER_OTLP (such as http://127.0.0.1:4317) to check
 the trace in a running Jaeger; without them that part is skipped, loudly.
 """
 
+import concurrent.futures
+import contextlib
 import json
 import os
 import signal
 import sys
 import tempfile
+import urllib.request
 
 import processes
 from a3 import tokens
 from processes import MODEL, Cluster, Engine, call, call_json, free_ports, wait_until
 
-LENGTHS = (5_500, 6_500, 7_500)  # short ones are computed where they are decoded: moving them costs more
+LENGTHS = (5_500, 6_500, 7_500)
+RUNNING = 3  # answers that a prefill on the decode engine would hold up
 
 
 def engine(name, folder, role):
@@ -36,6 +42,30 @@ def spans(query, trace_id):
     return [span["operationName"] for span in found[0]["spans"]] if found else []
 
 
+@contextlib.contextmanager
+def answers_running(url):
+    """Answers that are being streamed; they are left at the end."""
+    with contextlib.ExitStack() as streams:
+        for n in range(RUNNING):
+            body = {"model": MODEL, "prompt": tokens(700 + n, 64), "max_tokens": 4_000, "temperature": 0, "ignore_eos": True, "stream": True}
+            sent = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+            streams.enter_context(urllib.request.urlopen(sent, timeout=60)).readline()
+        yield
+
+
+def split(url, engines, body, headers):
+    """The answer to a request that comes while the decode engine is writing others."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        with answers_running(url):
+            sent = pool.submit(call, url + "/v1/completions", body, headers)
+            wait_until("the request at an engine", lambda: sent.done() or at_work(engines) > RUNNING, 60)
+        return sent.result()
+
+
+def at_work(engines):
+    return sum(e.metric(f"vllm:num_requests_{state}") for e in engines for state in ("running", "waiting"))
+
+
 def main():
     processes.need_vllm("a4.py")
     otlp, query = os.environ.get("JAEGER_OTLP", ""), os.environ.get("JAEGER_QUERY", "")
@@ -53,20 +83,20 @@ def main():
                 body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
                 trace_id = f"{0xA4000 + n:032x}"
                 moved = transferred(engines[1])
-                status, _, answer = call(url + "/v1/completions", body, {"traceparent": f"00-{trace_id}-00000000000000a4-01"})
+                status, _, answer = split(url, engines, body, {"traceparent": f"00-{trace_id}-00000000000000a4-01"})
                 if status != 200:
                     problems.append(f"{length} tokens: status {status}: {answer[:300]!r}")
                     continue
-                split = json.loads(answer)["choices"][0]["text"]
+                text = json.loads(answer)["choices"][0]["text"]
                 call_json(engines[0].url + "/reset_prefix_cache", b"", method="POST")
                 whole = call_json(engines[0].url + "/v1/completions", body)["choices"][0]["text"]
                 moved = transferred(engines[1]) - moved
-                print(f"{length} tokens: {'same' if split == whole else 'DIFFERENT'} text, {moved:.0f} prompt tokens transferred", flush=True)
-                if split != whole:
+                print(f"{length} tokens: {'same' if text == whole else 'DIFFERENT'} text, {moved:.0f} prompt tokens transferred", flush=True)
+                if text != whole:
                     problems.append(f"{length} tokens: the split answer differs")
                 if not moved:
                     problems.append(f"{length} tokens: nothing was transferred, so the request was not split")
-                if query:
+                elif query:
                     wanted = {"prefill", "decode"}
                     seen = wait_until("the trace in Jaeger", lambda t=trace_id: wanted <= {s.split(".")[-1] for s in spans(query, t)} and spans(query, t), 20)
                     print(f"  trace {trace_id}: {sorted(set(seen))}", flush=True)

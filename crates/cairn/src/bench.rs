@@ -13,6 +13,9 @@ pub enum BenchCommand {
     Router(router::RouterBenchArgs),
     /// A decision from known tokens to a reservation, while the feed changes the view.
     Decide(decide::DecideBenchArgs),
+    /// The bare relay that `router --peers` measures beside the routers.
+    #[command(hide = true)]
+    TcpRelay(router::relay::RelayArgs),
     /// The replicated path: three durable nodes, sources that push, a follower that sees.
     Cluster(cluster::ClusterBenchArgs),
 }
@@ -22,6 +25,7 @@ pub fn run(command: BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Router(args) => router::run(args),
         BenchCommand::Decide(args) => decide::run(&args),
+        BenchCommand::TcpRelay(args) => router::relay::run(&args),
         BenchCommand::Cluster(args) => cluster::run(&args),
     }
 }

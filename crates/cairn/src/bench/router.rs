@@ -1,11 +1,14 @@
 //! `cairn bench router`: what a router adds to a request, beside a direct connection and beside other routers.
 
+mod calibration;
 mod cpu;
 mod holders;
 mod load;
 mod mock;
 mod peers;
 mod prompts;
+pub mod relay;
+mod rows;
 mod target;
 
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,22 +19,21 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use self::load::{Outcome, Shape};
+use self::calibration::Calibration;
+use self::load::Shape;
 use self::prompts::Sharing;
 use self::target::Target;
 use crate::output;
 
 /// Mock engines behind each router.
 const ENGINES: usize = 4;
-/// Direct and routed rounds take turns, so that a slow moment of the machine meets both.
-const ROUNDS: u64 = 3;
 /// Time between two chunks where the CPU of one chunk is measured.
 const CHUNK_GAP: Duration = Duration::from_millis(3);
 
 /// Arguments of `cairn bench router`.
 #[derive(Args, Debug)]
 pub struct RouterBenchArgs {
-    /// Measure other routers beside Cairn's.
+    /// Measure other routers beside Cairn's, and a bare TCP relay, which does nothing but read and write.
     #[arg(long)]
     peers: bool,
     /// Python environment with the peers' packages.
@@ -131,49 +133,63 @@ pub fn run(args: RouterBenchArgs) -> anyhow::Result<()> {
 }
 
 async fn measure(args: &RouterBenchArgs) -> anyhow::Result<Value> {
-    let instant = mock::Mocks::start(ENGINES, Duration::ZERO)?;
-    let paced = mock::Mocks::start(ENGINES, CHUNK_GAP)?;
+    let mut clock = Calibration::default();
     let mut runs = Vec::new();
     let mut extra = serde_json::Map::new();
-    {
-        let cairn = Target::cairn(&instant.urls).await?;
-        extra.insert(
-            "idle_cpu_ms_per_s".into(),
-            json!(idle(cairn.pid, if args.quick { 1 } else { 5 }).await?),
-        );
-        rows(args, &cairn, &instant.urls, &mut runs).await?;
+    let mut field = Field::start(args, Duration::ZERO).await?;
+    let seconds = if args.quick { 1 } else { 5 };
+    extra.insert(
+        "idle_cpu_ms_per_s".into(),
+        json!(idle(field.targets[0].pid, seconds).await?),
+    );
+    for (shape, requests) in instant_rows(args) {
+        runs.extend(rows::measure(&field, shape, requests, 0, &mut clock).await?);
     }
     if args.wants_paced() {
-        chunk_row(args, &Target::cairn(&paced.urls).await?, &paced.urls, &mut runs).await?;
+        // One set of routers at a time: idle ones take CPU too.
+        drop(field);
+        field = Field::start(args, CHUNK_GAP).await?;
+        let shape = Shape {
+            bytes: 2048,
+            stream: true,
+            connections: 32,
+            sharing: Sharing::Shared,
+        };
+        let requests = args.requests(64, 960);
+        let gap_ms = CHUNK_GAP.as_millis() as u64;
+        runs.extend(rows::measure(&field, shape, requests, gap_ms, &mut clock).await?);
     }
-    if args.peers {
-        for peer in peers::PEERS {
-            rows(
-                args,
-                &Target::peer(peer, &args.peers_dir, &instant.urls).await?,
-                &instant.urls,
-                &mut runs,
-            )
-            .await?;
-            if args.wants_paced() {
-                let paced_peer = Target::peer(peer, &args.peers_dir, &paced.urls).await?;
-                chunk_row(args, &paced_peer, &paced.urls, &mut runs).await?;
-            }
-        }
-    }
+    drop(field);
     extra.insert("tokenised_mb_per_s".into(), json!(holders::tokenised_mb_per_s()?));
-    extra.insert("calibration_ms".into(), json!(calibration_ms()));
+    extra.insert("calibration_ms".into(), json!(round1(clock.median_ms())));
+    extra.insert("slowdown".into(), json!(round2(clock.slowdown())));
     extra.insert("runs".into(), Value::Array(runs));
     Ok(Value::Object(extra))
 }
 
+/// Mock engines and every router under measurement in front of them.
+struct Field {
+    engines: mock::Mocks,
+    targets: Vec<Target>,
+}
+
+impl Field {
+    async fn start(args: &RouterBenchArgs, gap: Duration) -> anyhow::Result<Self> {
+        let engines = mock::Mocks::start(ENGINES, gap)?;
+        let mut targets = vec![Target::cairn(&engines.urls).await?];
+        if args.peers {
+            targets.push(Target::relay(&engines.urls).await?);
+            for peer in peers::PEERS {
+                targets.push(Target::peer(peer, &args.peers_dir, &engines.urls).await?);
+            }
+        }
+        Ok(Self { engines, targets })
+    }
+}
+
 /// The rows of instant engines: sizes, whole and streamed, one and many connections, and prompts never seen.
-async fn rows(
-    args: &RouterBenchArgs,
-    target: &Target,
-    engines: &[String],
-    runs: &mut Vec<Value>,
-) -> anyhow::Result<()> {
+fn instant_rows(args: &RouterBenchArgs) -> Vec<(Shape, usize)> {
+    let mut rows = Vec::new();
     for bytes in [2048, 32_768] {
         for (stream, connections, sharing) in [
             (false, 1, Sharing::Shared),
@@ -188,69 +204,12 @@ async fn rows(
                 connections,
                 sharing,
             };
-            if !args.wants(shape) {
-                continue;
+            if args.wants(shape) {
+                rows.push((shape, args.requests(60, if bytes == 2048 { 1500 } else { 600 })));
             }
-            let requests = args.requests(60, if bytes == 2048 { 1500 } else { 600 });
-            runs.push(row(target, engines, shape, requests, 0).await?);
-            progress(runs.last());
         }
     }
-    Ok(())
-}
-
-/// Streams with a pause between chunks: what one chunk costs when it can't be merged with the next.
-async fn chunk_row(
-    args: &RouterBenchArgs,
-    target: &Target,
-    engines: &[String],
-    runs: &mut Vec<Value>,
-) -> anyhow::Result<()> {
-    let shape = Shape {
-        bytes: 2048,
-        stream: true,
-        connections: 32,
-        sharing: Sharing::Shared,
-    };
-    let requests = args.requests(64, 960);
-    runs.push(row(target, engines, shape, requests, CHUNK_GAP.as_millis() as u64).await?);
-    progress(runs.last());
-    Ok(())
-}
-
-async fn row(target: &Target, engines: &[String], shape: Shape, requests: usize, gap_ms: u64) -> anyhow::Result<Value> {
-    let seed = shape.bytes as u64 * 64 + shape.connections as u64 * 2 + u64::from(shape.stream);
-    // Connections, tokenizer caches and the peers' trees are warm before anything counts.
-    load::run(&target.url, shape, prompts::SYSTEM_MESSAGES * 2, seed ^ 0xdead).await?;
-    load::run(&engines[0], shape, 32, seed ^ 0xbeef).await?;
-    let (mut direct, mut routed, mut spent) = (Outcome::default(), Outcome::default(), Duration::ZERO);
-    for round in 0..ROUNDS {
-        let each = requests / ROUNDS as usize;
-        direct.merge(load::run(&engines[0], shape, each, seed + 10_000 * round).await?);
-        let before = cpu::of_process(target.pid)?;
-        routed.merge(load::run(&target.url, shape, each, seed + 10_000 * round + 5_000).await?);
-        spent += cpu::of_process(target.pid)?.saturating_sub(before);
-    }
-    if routed.requests() == 0 {
-        bail!("{} answered no request of {shape:?}", target.name);
-    }
-    let cpu_us = spent.as_secs_f64() * 1e6;
-    let per_request = cpu_us / routed.requests() as f64;
-    let per_chunk = if shape.stream && gap_ms > 0 {
-        Some(cpu_us / routed.chunks.max(1) as f64)
-    } else {
-        None
-    };
-    Ok(json!({
-        "router": target.name, "bytes": shape.bytes, "stream": shape.stream, "connections": shape.connections,
-        "prompts": shape.sharing.name(), "chunk_gap_ms": gap_ms,
-        "direct_p50_us": round1(direct.percentile(0.5)), "router_p50_us": round1(routed.percentile(0.5)),
-        "added_p50_us": round1(routed.percentile(0.5) - direct.percentile(0.5)),
-        "added_p99_us": round1(routed.percentile(0.99) - direct.percentile(0.99)),
-        "cpu_us_per_request": round1(per_request), "cpu_us_per_chunk": per_chunk.map(round1),
-        "requests_per_s": round1(routed.requests() as f64 / routed.wall.as_secs_f64()),
-        "requests": routed.requests(), "errors": routed.errors + direct.errors,
-    }))
+    rows
 }
 
 async fn idle(pid: u32, seconds: u64) -> anyhow::Result<f64> {
@@ -260,34 +219,12 @@ async fn idle(pid: u32, seconds: u64) -> anyhow::Result<f64> {
     Ok(round1(spent.as_secs_f64() * 1e3 / seconds as f64))
 }
 
-/// A fixed piece of work, so that runs of one machine can be told from runs of a busy one.
-fn calibration_ms() -> f64 {
-    let begun = Instant::now();
-    let mut x = 0x9e37_79b9_7f4a_7c15u64;
-    for i in 0..50_000_000u64 {
-        x = (x ^ i).wrapping_mul(0xbf58_476d_1ce4_e5b9).rotate_left(17);
-    }
-    std::hint::black_box(x);
-    round1(begun.elapsed().as_secs_f64() * 1e3)
-}
-
 fn round1(x: f64) -> f64 {
     (x * 10.0).round() / 10.0
 }
 
-fn progress(row: Option<&Value>) {
-    if let Some(row) = row {
-        output::note(format!(
-            "{} {} B stream={} x{} {}: added p50 {} us, cpu {} us",
-            row["router"],
-            row["bytes"],
-            row["stream"],
-            row["connections"],
-            row["prompts"],
-            row["added_p50_us"],
-            row["cpu_us_per_request"]
-        ));
-    }
+fn round2(x: f64) -> f64 {
+    (x * 100.0).round() / 100.0
 }
 
 /// A port that was free a moment ago.
@@ -344,7 +281,7 @@ fn print(report: &Value) {
     }
     output::table(&rows);
     output::line(format!(
-        "idle router: {} ms CPU a second; tokenised: {} MB/s; calibration loop: {} ms",
-        report["idle_cpu_ms_per_s"], report["tokenised_mb_per_s"], report["calibration_ms"]
+        "idle router: {} ms CPU a second; tokenised: {} MB/s; calibration loop: {} ms, {} times its fastest",
+        report["idle_cpu_ms_per_s"], report["tokenised_mb_per_s"], report["calibration_ms"], report["slowdown"]
     ));
 }

@@ -84,12 +84,19 @@ impl Peer {
         let child = command
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        let pid = child.id().context("the peer ended at once")?;
         let url = format!("http://127.0.0.1:{port}");
-        super::wait_for_answer(&url, UP_TIMEOUT)
+        RunningPeer::answering(self.name, url, child, UP_TIMEOUT).await
+    }
+}
+
+impl RunningPeer {
+    /// Waits until `child` answers at `url`.
+    pub async fn answering(name: &str, url: String, child: Child, within: Duration) -> anyhow::Result<Self> {
+        let pid = child.id().with_context(|| format!("{name} ended at once"))?;
+        super::wait_for_answer(&url, within)
             .await
-            .with_context(|| format!("waiting for {}", self.name))?;
-        Ok(RunningPeer {
+            .with_context(|| format!("waiting for {name}"))?;
+        Ok(Self {
             url,
             pid,
             _child: child,

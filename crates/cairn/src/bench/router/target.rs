@@ -7,6 +7,7 @@ use anyhow::Context;
 
 use super::holders::Holders;
 use super::peers::{Peer, RunningPeer};
+use super::relay;
 use crate::up::child::{ChildSpec, Running};
 
 /// Longest wait for Cairn's router to answer.
@@ -74,13 +75,21 @@ impl Target {
 
     /// Another router in its cache-aware mode.
     pub async fn peer(peer: Peer, folder: &Path, engines: &[String]) -> anyhow::Result<Self> {
-        let running = peer.start(folder, engines).await?;
-        Ok(Self {
-            name: peer.name,
-            url: running.url.clone(),
-            pid: running.pid,
-            _kept: Kept::Peer { _peer: running },
-        })
+        Ok(Self::running(peer.name, peer.start(folder, engines).await?))
+    }
+
+    /// A bare TCP relay.
+    pub async fn relay(engines: &[String]) -> anyhow::Result<Self> {
+        Ok(Self::running("tcp-relay", relay::start(engines).await?))
+    }
+
+    fn running(name: &'static str, peer: RunningPeer) -> Self {
+        Self {
+            name,
+            url: peer.url.clone(),
+            pid: peer.pid,
+            _kept: Kept::Peer { _peer: peer },
+        }
     }
 }
 
