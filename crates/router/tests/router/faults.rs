@@ -359,3 +359,61 @@ async fn a_split_request_passes_the_prefills_object_to_the_decode_leg() {
     drop(held);
     nothing_is_reserved(&router).await;
 }
+
+#[tokio::test]
+async fn both_legs_of_sglang_meet_in_one_room_and_end_together() {
+    let index = Index::start().await;
+    let (mut engines, mut workers) = (Vec::new(), Vec::new());
+    for role in [Role::Prefill, Role::Decode] {
+        let engine = Engine::start("m").await;
+        // SGLang's decode engines refuse whole requests, so every request is split.
+        workers.push(index.register_as(&engine.url(), role, 0, 1, |worker| {
+            worker.engine_kind = "sglang".into();
+            worker.bootstrap = (role == Role::Prefill).then(|| "10.0.0.7:8765".to_owned());
+        }));
+        engines.push(engine);
+    }
+    let world = World {
+        index,
+        engines,
+        workers,
+    };
+    let (prefill, decode) = (&world.engines[0], &world.engines[1]);
+    let router = world.router().await;
+    let answer = send(router.addr, post("/v1/completions", STREAM)).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.body.ends_with("data: [DONE]\n\n"));
+    let leg = |engine: &Engine| {
+        let seen = engine.seen().into_iter().find(|seen| seen.path == "/v1/completions");
+        serde_json::from_str::<serde_json::Value>(&seen.expect("a leg went there").body).unwrap()
+    };
+    let (one, other) = (leg(prefill), leg(decode));
+    assert_eq!(
+        (&one["bootstrap_host"], &one["bootstrap_port"]),
+        (&"10.0.0.7".into(), &8765.into())
+    );
+    for field in ["bootstrap_host", "bootstrap_port", "bootstrap_room", "prompt"] {
+        assert_eq!(one[field], other[field], "{field}");
+    }
+    assert!(one["bootstrap_room"].as_i64().is_some_and(|room| room >= 0));
+
+    // Whoever ends first ends both: the decode engine that fails, and the client that leaves.
+    let running = |engine: &Engine| engine.running.load(Ordering::SeqCst);
+    prefill.set(Mode::Hang);
+    decode.set(Mode::Status(400));
+    let answer = send(router.addr, post("/v1/completions", WHOLE)).await;
+    assert_eq!(answer.status, 400, "{answer:?}");
+    let ended = Instant::now();
+    until("the prefill leg's end", || running(prefill) == 0).await;
+    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
+
+    decode.set(Mode::Hang);
+    let at = router.addr;
+    let ask = tokio::spawn(async move { open(at, post("/v1/completions", STREAM)).await });
+    until("both legs", || (running(prefill), running(decode)) == (1, 1)).await;
+    let left = Instant::now();
+    ask.abort();
+    until("their end", || (running(prefill), running(decode)) == (0, 0)).await;
+    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
+    nothing_is_reserved(&router).await;
+}

@@ -225,7 +225,19 @@ impl Index {
 
     /// Registers an engine with a GPU and a CPU cache.
     pub fn register(&self, url: &str, role: Role, rank: u32, ranks: u32) -> Registered {
-        let spec = SourceSpec {
+        self.register_as(url, role, rank, ranks, |_| {})
+    }
+
+    /// The same, with what `change` makes of the worker.
+    pub fn register_as(
+        &self,
+        url: &str,
+        role: Role,
+        rank: u32,
+        ranks: u32,
+        change: impl FnOnce(&mut WorkerSpec),
+    ) -> Registered {
+        let mut spec = SourceSpec {
             name: format!("{url}#{rank}"),
             agent: "agent".into(),
             pool: PoolSpec {
@@ -262,6 +274,7 @@ impl Index {
                 },
             ],
         };
+        change(&mut spec.worker);
         let Reply::Register(RegisterOutcome::Registered {
             source,
             incarnation,
