@@ -22,6 +22,7 @@ from processes import MODEL, Cluster, Engine, call, call_json, free_ports, wait_
 
 LENGTHS = (5_500, 6_500, 7_500)
 RUNNING = 3  # answers that a prefill on the decode engine would hold up
+ATTEMPTS = 5
 
 
 def engine(name, folder, role):
@@ -66,6 +67,41 @@ def at_work(engines):
     return sum(e.metric(f"vllm:num_requests_{state}") for e in engines for state in ("running", "waiting"))
 
 
+def check(n, length, engines, url, query):
+    """Problems with a prompt of `length` tokens; one that wasn't split, because speeds aren't known yet, is followed by another."""
+    for attempt in range(ATTEMPTS):
+        body = {"model": MODEL, "prompt": tokens(900 + 10 * n + attempt, length), "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+        trace_id = f"{0xA4000 + 16 * n + attempt:032x}"
+        status, _, answer = split(url, engines, body, {"traceparent": f"00-{trace_id}-00000000000000a4-01"})
+        if status != 200:
+            return [f"{length} tokens: status {status}: {answer[:300]!r}"]
+        text = json.loads(answer)["choices"][0]["text"]
+        plan = next(d for d in call_json(url + "/cairn/decisions?limit=10")["decisions"] if d["trace_id"] == trace_id)
+        if not plan["decode"]:
+            print(f"{length} tokens: {plan['reason']}", flush=True)
+            continue
+        call_json(engines[0].url + "/reset_prefix_cache", b"", method="POST")
+        whole = call_json(engines[0].url + "/v1/completions", body)["choices"][0]["text"]
+        print(f"{length} tokens: {'same' if text == whole else 'DIFFERENT'} text, {plan['reason']}", flush=True)
+        if text != whole:
+            return [f"{length} tokens: the split answer differs"]
+        return trace(query, trace_id) if query else []
+    return [f"{length} tokens: none of {ATTEMPTS} requests was split"]
+
+
+def trace(query, trace_id):
+    """Problems with the trace: both legs belong there."""
+    def both():
+        seen = spans(query, trace_id)
+        return {"prefill", "decode"} <= {name.split(".")[-1] for name in seen} and seen
+
+    try:
+        print(f"  trace {trace_id}: {sorted(set(wait_until('the trace in Jaeger', both, 20)))}", flush=True)
+        return []
+    except TimeoutError as error:
+        return [f"{error}: {spans(query, trace_id)}"]
+
+
 def main():
     processes.need_vllm("a4.py")
     otlp, query = os.environ.get("JAEGER_OTLP", ""), os.environ.get("JAEGER_QUERY", "")
@@ -79,27 +115,11 @@ def main():
             cluster = Cluster(engines, routers=1, otlp=otlp, router_extra="split = true", agent_engines=followed(engines)).wait()
             url = cluster.router_urls[0]
             for n, length in enumerate(LENGTHS):
-                prompt = tokens(900 + n, length)
-                body = {"model": MODEL, "prompt": prompt, "max_tokens": 16, "temperature": 0, "ignore_eos": True}
-                trace_id = f"{0xA4000 + n:032x}"
-                moved = transferred(engines[1])
-                status, _, answer = split(url, engines, body, {"traceparent": f"00-{trace_id}-00000000000000a4-01"})
-                if status != 200:
-                    problems.append(f"{length} tokens: status {status}: {answer[:300]!r}")
-                    continue
-                text = json.loads(answer)["choices"][0]["text"]
-                call_json(engines[0].url + "/reset_prefix_cache", b"", method="POST")
-                whole = call_json(engines[0].url + "/v1/completions", body)["choices"][0]["text"]
-                moved = transferred(engines[1]) - moved
-                print(f"{length} tokens: {'same' if text == whole else 'DIFFERENT'} text, {moved:.0f} prompt tokens transferred", flush=True)
-                if text != whole:
-                    problems.append(f"{length} tokens: the split answer differs")
-                if not moved:
-                    problems.append(f"{length} tokens: nothing was transferred, so the request was not split")
-                elif query:
-                    wanted = {"prefill", "decode"}
-                    seen = wait_until("the trace in Jaeger", lambda t=trace_id: wanted <= {s.split(".")[-1] for s in spans(query, t)} and spans(query, t), 20)
-                    print(f"  trace {trace_id}: {sorted(set(seen))}", flush=True)
+                problems += check(n, length, engines, url, query)
+            moved = transferred(engines[1])
+            print(f"{moved:.0f} prompt tokens transferred", flush=True)
+            if moved < sum(LENGTHS) - len(LENGTHS) * 64:
+                problems.append(f"only {moved:.0f} tokens were transferred by requests of {LENGTHS}")
             if not query:
                 print("SKIPPED: a4.py, the trace: set JAEGER_QUERY and JAEGER_OTLP", file=sys.stderr)
         finally:

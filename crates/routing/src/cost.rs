@@ -36,8 +36,12 @@ pub const STALE_REPORT_US: u64 = 20_000;
 /// Fixed cost of starting any fetch from another tier.
 pub const FETCH_START_US: u64 = 1_000;
 
-/// Fixed cost of a KV transfer between two engines: one more HTTP leg and the connector's handshake.
-pub const TRANSFER_START_US: u64 = 5_000;
+/// Fixed part of a KV transfer between two engines before any was seen: one more HTTP leg and the connector's handshake.
+pub const TRANSFER_START_US: u32 = 5_000;
+
+fn transfer_start_us() -> u32 {
+    TRANSFER_START_US
+}
 
 /// Speeds of one worker, rounded to integers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -50,6 +54,9 @@ pub struct Speeds {
     pub cpu_ns_per_token: u32,
     /// Per token fetched from shared storage.
     pub shared_ns_per_token: u32,
+    /// Fixed part of moving KV from prefill to decode.
+    #[serde(default = "transfer_start_us")]
+    pub transfer_start_us: u32,
     /// Per token fetched from a peer or moved from prefill to decode.
     pub transfer_ns_per_token: u32,
     /// A request's usual time from first to last token.
@@ -266,7 +273,7 @@ impl Inputs {
     #[must_use]
     pub fn transfer_us(&self) -> u64 {
         let lacking = self.prompt_tokens.saturating_sub(self.gpu_tokens);
-        TRANSFER_START_US + span(u64::from(lacking), self.speeds.transfer_ns_per_token)
+        u64::from(self.speeds.transfer_start_us) + span(u64::from(lacking), self.speeds.transfer_ns_per_token)
     }
 
     /// What computing the prompt here takes from the answers that run here: each waits for the whole prefill.

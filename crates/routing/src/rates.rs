@@ -1,12 +1,12 @@
 //! Speeds of a worker, learned from what was observed there.
 //!
-//! Prefill time is a line over work: a fixed start and a slope. Both are fitted by least squares over observations whose
+//! Prefill time is a line over work: a fixed start and a slope; so is the time of a KV transfer over its tokens. Both are fitted by least squares over observations whose
 //! weight halves every [`HALF_LIFE`], together with a prior of constant weight. An off-the-shelf moving average of the time
 //! per token was unfit: it mixes short prompts, where the start dominates, with long ones, and a few short prompts then
 //! make long ones look slow.
 
 use crate::Micros;
-use crate::cost::Speeds;
+use crate::cost::{Speeds, TRANSFER_START_US};
 
 /// Weight of an observation halves in this time: minutes, so that a change of clocks or neighbours shows, and a lull
 /// doesn't forget everything.
@@ -21,7 +21,7 @@ const WORKER_PRIOR: f64 = 16.0;
 /// Observations that a pool's prior (the defaults) counts for.
 const POOL_PRIOR: f64 = 2.0;
 
-/// Observations that the prior of a fetch speed counts for.
+/// Observations that the prior of a fetch or transfer speed counts for.
 const MEAN_PRIOR: f64 = 4.0;
 
 /// Most observations that count: older ones fade once this weight is reached.
@@ -35,6 +35,7 @@ pub const DEFAULT_SPEEDS: Speeds = Speeds {
     prefill_ns_per_token: 70_000,
     cpu_ns_per_token: 16_000,
     shared_ns_per_token: 64_000,
+    transfer_start_us: TRANSFER_START_US,
     transfer_ns_per_token: 12_800,
     service_us: 10_000_000,
 };
@@ -147,7 +148,7 @@ pub struct Rates {
     prefill: Line,
     cpu_ns: Mean,
     shared_ns: Mean,
-    transfer_ns: Mean,
+    transfer: Line,
     service_us: Mean,
     speeds: Speeds,
 }
@@ -166,15 +167,12 @@ impl Rates {
     }
 
     fn with_prior(prior: Speeds, weight: f64) -> Self {
-        let (start, slope) = (
-            f64::from(prior.prefill_start_us),
-            f64::from(prior.prefill_ns_per_token) / 1_000.0,
-        );
+        let line = |start_us: u32, ns: u32, weight| Line::new(f64::from(start_us), f64::from(ns) / 1_000.0, weight);
         Self {
-            prefill: Line::new(start, slope, weight),
+            prefill: line(prior.prefill_start_us, prior.prefill_ns_per_token, weight),
             cpu_ns: Mean::new(f64::from(prior.cpu_ns_per_token)),
             shared_ns: Mean::new(f64::from(prior.shared_ns_per_token)),
-            transfer_ns: Mean::new(f64::from(prior.transfer_ns_per_token)),
+            transfer: line(prior.transfer_start_us, prior.transfer_ns_per_token, MEAN_PRIOR),
             service_us: Mean::new(prior.service_us as f64),
             speeds: prior,
         }
@@ -209,9 +207,10 @@ impl Rates {
     /// A KV transfer of `tokens` took `time`.
     pub fn observe_transfer(&mut self, now: Micros, tokens: u32, time: Micros) {
         if tokens > 0 {
-            self.transfer_ns
-                .observe(now, time.0 as f64 * 1_000.0 / f64::from(tokens));
-            self.speeds.transfer_ns_per_token = self.transfer_ns.value.clamp(1.0, 1e8) as u32;
+            self.transfer.observe(now, f64::from(tokens), time.0 as f64);
+            let (start, slope) = self.transfer.fit();
+            self.speeds.transfer_start_us = start.clamp(100.0, 1e7) as u32;
+            self.speeds.transfer_ns_per_token = (slope * 1_000.0).clamp(1.0, 1e8) as u32;
         }
     }
 
@@ -285,16 +284,25 @@ mod tests {
     }
 
     #[test]
+    fn slow_transfers_of_short_prompts_leave_long_ones_cheap() {
+        let mut rates = Rates::default();
+        for i in 0..20 {
+            rates.observe_transfer(Micros::from_ms(i * 50), 64, Micros(150_000));
+        }
+        let speeds = rates.speeds();
+        assert!((100_000..160_000).contains(&speeds.transfer_start_us), "{speeds:?}");
+        assert!(speeds.transfer_ns_per_token < 13_000, "{speeds:?}");
+    }
+
+    #[test]
     fn transfer_speed_is_a_mean_that_outliers_do_not_own() {
         let mut rates = Rates::default();
         for i in 0..200 {
             let us = if i % 50 == 0 { 10_000_000 } else { 8_000 };
             rates.observe_transfer(Micros::from_ms(i * 50), 1_000, Micros(us));
         }
-        assert!(
-            (7_000..20_000).contains(&rates.speeds().transfer_ns_per_token),
-            "{:?}",
-            rates.speeds()
-        );
+        let speeds = rates.speeds();
+        let at = u64::from(speeds.transfer_start_us) + u64::from(speeds.transfer_ns_per_token);
+        assert!((7_000..20_000).contains(&at), "{speeds:?} gives {at}");
     }
 }

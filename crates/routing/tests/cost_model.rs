@@ -46,6 +46,7 @@ fn inputs() -> impl Strategy<Value = Inputs> {
             prefill_ns_per_token: s.1,
             cpu_ns_per_token: s.2,
             shared_ns_per_token: s.3,
+            transfer_start_us: 5_000,
             transfer_ns_per_token: s.4,
             service_us: 1_000_000,
         },
