@@ -99,12 +99,6 @@ impl EngineHttpError {
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 403 | 404 | 405 | 501))
     }
-
-    /// Nobody listens, so the process is gone or not up yet.
-    #[must_use]
-    pub fn is_down(&self) -> bool {
-        matches!(self, Self::Connect { .. })
-    }
 }
 
 /// A client for one engine.

@@ -6,13 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use cairn_proto::security::SecurityError;
-use cairn_telemetry::{OpsServer, OpsState, SharedRegistry, serve_ops};
+use cairn_proto::security::{Credentials, SecurityError};
+use cairn_telemetry::{OpsGuard, OpsServer, OpsState, SharedRegistry, serve_ops};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, field};
 use crate::engine::{self, Reporter};
 use crate::engine_http::{EngineHttp, EngineHttpError};
 use crate::events::Hubs;
@@ -75,6 +75,13 @@ pub fn start(config: Config) -> Pin<Box<dyn Future<Output = Result<Running, Star
 
 async fn open(config: Config) -> Result<Running, StartError> {
     config.validate()?;
+    if config.engines.is_empty() {
+        return Err(field(
+            "engine",
+            "none is named, so there is nothing to follow; add an [[engine]] with url = \"http://127.0.0.1:8000\"",
+        )
+        .into());
+    }
     let credentials = config.security.load()?;
     let clients = config
         .engines
@@ -87,13 +94,13 @@ async fn open(config: Config) -> Result<Running, StartError> {
     let registry = SharedRegistry::new();
     let metrics = Metrics::register(&registry);
     let board = StatusBoard::new(&agent_id, &host);
-    let nodes = Arc::new(IndexNodes::new(&config.index, credentials)?);
+    let nodes = Arc::new(IndexNodes::new(&config.index, credentials.clone())?);
     let uplink = Uplink::start(
         nodes.clone(),
         metrics.clone(),
         Duration::from_millis(config.poll.audit_ms),
     );
-    let ops = open_ops(&config, &registry, &board, &uplink).await?;
+    let ops = open_ops(config.ops.listen, &credentials, &registry, &board, &uplink).await?;
     let around = Surroundings {
         clock: Clock::start(),
         limits: config.limits,
@@ -141,7 +148,8 @@ async fn open(config: Config) -> Result<Running, StartError> {
 }
 
 async fn open_ops(
-    config: &Config,
+    address: SocketAddr,
+    credentials: &Credentials,
     registry: &SharedRegistry,
     board: &StatusBoard,
     uplink: &Uplink,
@@ -157,8 +165,11 @@ async fn open_ops(
         })),
         before_scrape: None,
     };
-    let address = config.ops.listen;
-    serve_ops(address, state)
+    let guard = credentials.operators_guard(address)?.map(|(tls, token)| OpsGuard {
+        tls,
+        admits: Box::new(move |sent| token.matches_header(sent)),
+    });
+    serve_ops(address, state, guard)
         .await
         .map_err(|source| StartError::Listen { address, source })
 }

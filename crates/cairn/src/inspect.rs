@@ -24,6 +24,7 @@ pub struct IndexAccess {
     /// Address of any index node; repeat to name more that may answer instead.
     #[arg(
         long,
+        global = true,
         value_name = "HOST:PORT",
         default_value = "127.0.0.1:8100",
         env = "CAIRN_INDEX",
@@ -31,10 +32,10 @@ pub struct IndexAccess {
     )]
     index: Vec<String>,
     /// File with the cluster token.
-    #[arg(long, value_name = "FILE", env = "CAIRN_CLUSTER_TOKEN_FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "CAIRN_CLUSTER_TOKEN_FILE")]
     cluster_token: Option<PathBuf>,
     /// File with the CA certificate that the index nodes' certificates are signed by (PEM).
-    #[arg(long, value_name = "FILE", env = "CAIRN_TLS_CA_FILE")]
+    #[arg(long, global = true, value_name = "FILE", env = "CAIRN_TLS_CA_FILE")]
     tls_ca: Option<PathBuf>,
 }
 
@@ -57,9 +58,13 @@ impl IndexAccess {
                 .with_context(|| format!("index node {address}"))?;
             match tokio::time::timeout(ANSWER_TIMEOUT, call(AdminClient::new(channel))).await {
                 Ok(Ok(reply)) => return Ok(reply.into_inner()),
+                // A status with a cause was made here, of a connection that failed; a node's own words have none.
+                Ok(Err(status)) if std::error::Error::source(&status).is_some() => {
+                    last = self.unreachable(address, &status);
+                }
                 Ok(Err(status)) if status.code() == tonic::Code::Unavailable => {
                     last = anyhow::anyhow!(
-                        "index node {address} can't be reached ({}); name another with --index",
+                        "index node {address} can't answer now ({}); name another with --index",
                         status.message()
                     );
                 }
@@ -68,6 +73,20 @@ impl IndexAccess {
             }
         }
         Err(last)
+    }
+
+    /// What a connection that failed may mean.
+    fn unreachable(&self, address: &str, status: &tonic::Status) -> anyhow::Error {
+        let mut cause: &dyn std::error::Error = status;
+        while let Some(deeper) = cause.source() {
+            cause = deeper;
+        }
+        let check = if self.tls_ca.is_some() {
+            "is a node with TLS there, whose certificate that CA signed for this name?"
+        } else {
+            "is a node there (its `listen`, not the port of its metrics or of a router)? One with TLS needs --tls-ca FILE."
+        };
+        anyhow::anyhow!("index node {address} can't be reached ({cause}): {check} Name another with --index")
     }
 }
 

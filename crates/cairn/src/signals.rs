@@ -5,6 +5,9 @@ use std::io::Read;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+/// How the end of standard input is named.
+const PARENT_GONE: &str = "the end of standard input";
+
 /// Waits for requests to end.
 pub struct Ends {
     interrupt: Signal,
@@ -40,10 +43,15 @@ impl Ends {
                 None => std::future::pending().await,
             }
         };
-        tokio::select! {
+        let request = tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
-            _ = parent => "the end of standard input",
+            _ = parent => PARENT_GONE,
+        };
+        if request == PARENT_GONE {
+            // It ends once: the next request is a signal.
+            self.parent = None;
         }
+        request
     }
 }

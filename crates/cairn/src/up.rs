@@ -41,11 +41,10 @@ pub struct UpArgs {
     /// First router's port; further routers take the next ones, the other roles ports from P+20 on. 0 picks free ones.
     #[arg(long, value_name = "P", default_value_t = 8080)]
     port: u16,
-    /// Where state and logs live; without it a temporary directory, removed at the end.
+    /// Where state and logs live; without it a temporary directory, removed at the end unless something failed.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Default routing policy: kv, prefix, least-requests, round-robin or random.
-    #[arg(long, default_value = "kv")]
+    #[arg(long, default_value = "kv", help = policy_help())]
     policy: String,
     /// Send traces to this OTLP/gRPC endpoint, such as http://127.0.0.1:4317 (Jaeger).
     #[arg(long, value_name = "URL", default_value = "")]
@@ -66,6 +65,13 @@ impl UpArgs {
             EngineSource::Urls(self.engine.clone())
         }
     }
+}
+
+fn policy_help() -> String {
+    format!(
+        "Default routing policy: {}",
+        cairn_routing::PolicyConfig::NAMES.join(", ")
+    )
 }
 
 fn parse_simulated(text: &str) -> Result<u32, String> {

@@ -91,6 +91,27 @@ fn every_printed_configuration_is_accepted_by_its_role() {
         assert!(text.contains('#') && text.contains('='), "{role}: {text}");
         let value: toml::Table = toml::from_str(&text).unwrap_or_else(|e| panic!("{role}: {e}"));
         assert!(value.contains_key("telemetry"), "{role}");
+        validated(role, &text).unwrap_or_else(|e| panic!("{role}: {e}"));
+    }
+}
+
+/// Reads a configuration as its role does.
+fn validated(role: &str, text: &str) -> Result<(), String> {
+    fn read<C: serde::de::DeserializeOwned>(text: &str) -> Result<C, String> {
+        toml::from_str(text).map_err(|e| e.to_string())
+    }
+    match role {
+        "index" => read::<cairn_index_node::Config>(text)?
+            .validate()
+            .map_err(|e| e.to_string()),
+        "agent" => read::<cairn_agent::Config>(text)?.validate().map_err(|e| e.to_string()),
+        "router" => read::<cairn_router::Config>(text)?
+            .validate()
+            .map_err(|e| e.to_string()),
+        "engine" => read::<cairn_engine_sim::Config>(text)?
+            .validate()
+            .map_err(|e| e.to_string()),
+        other => Err(format!("there is no role {other}")),
     }
 }
 

@@ -7,6 +7,7 @@
 mod load;
 mod support;
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use load::{Load, STARTS};
@@ -133,8 +134,32 @@ fn requests_survive_the_death_of_every_kind_of_process() {
         tally.sent,
         &tally.failures[..tally.failures.len().min(5)]
     );
+    an_engine_dies(&cluster, routers);
     digests_agree(&cluster);
     cluster.end();
+}
+
+/// What an engine had not begun to answer is answered by another one; streams that it had begun end with an error that
+/// says so.
+fn an_engine_dies(cluster: &Cluster, routers: Vec<String>) {
+    let load = Load::start(routers, RATE);
+    run_on(&load);
+    crash_current(cluster, "engine-1");
+    run_on(&load);
+    let tally = load.end();
+    let failed: Vec<&String> = tally.failures.iter().filter(|f| !f.contains("upstream_cut")).collect();
+    assert!(
+        failed.is_empty(),
+        "{} of {} failed: {failed:?}",
+        failed.len(),
+        tally.sent
+    );
+    let health = format!("{}/health", cluster.engine(0));
+    eventually("the engine is up again", Duration::from_secs(30), || {
+        let answer = support::agent().get(&health).call().ok()?;
+        (answer.status() == 200).then_some(())
+    });
+    all_exact(cluster, Duration::from_secs(60));
 }
 
 /// Members agree again while requests run: digests are compared at equal applied index only.
@@ -206,24 +231,33 @@ fn seqs(states: &[String]) -> Vec<Value> {
     states.iter().map(seq).collect()
 }
 
+/// Batches that an engine published and nobody heard, so far.
+fn dropped(engine: &str) -> Option<u64> {
+    let state: Value = serde_json::from_str(&get(&format!("{engine}/sim/state")).1).unwrap();
+    state["ranks"][0]["dropped_batches"].as_u64()
+}
+
+/// Number of the next prompt that was never sent before.
+static NEXT_PROMPT: AtomicU64 = AtomicU64::new(0);
+
 /// Makes an engine publish `batches` event batches that nobody hears.
 fn lose_batches(engine: &str, batches: u64, from_replay: bool) {
+    let before = dropped(engine).unwrap();
     let (status, said) = post(
         &format!("{engine}/sim/drop_events"),
         &json!({"batches": batches, "from_replay": from_replay}),
     );
     assert_eq!(status, 200, "{said}");
-    let mut n = 0u64;
     eventually("the batches are lost", Duration::from_secs(600), || {
-        let senders: Vec<_> = (0..16u64)
-            .map(|s| {
+        let senders: Vec<_> = (0..16)
+            .map(|_| {
                 let url = format!("{engine}/v1/completions");
-                let from = n + s * 64;
+                let from = NEXT_PROMPT.fetch_add(64, Ordering::Relaxed);
                 std::thread::spawn(move || {
                     let agent = support::agent();
                     for i in from..from + 64 {
                         let tokens: Vec<u64> = (0..33)
-                            .map(|t| (i * 7_919 + t * 104_729 + t * t * i) % 3_900 + 10)
+                            .map(|t| (i * 7_919 + t * 104_729 + t * t * i + i / 3_900 * (t + 1)) % 3_900 + 10)
                             .collect();
                         let body = json!({"model": "cairn-demo", "prompt": tokens, "max_tokens": 1});
                         let mut answer = agent.post(&url).send_json(&body).unwrap();
@@ -234,9 +268,7 @@ fn lose_batches(engine: &str, batches: u64, from_replay: bool) {
             })
             .collect();
         senders.into_iter().for_each(|s| s.join().unwrap());
-        n += 16 * 64;
-        let state: Value = serde_json::from_str(&get(&format!("{engine}/sim/state")).1).unwrap();
-        (state["ranks"][0]["dropped_batches"].as_u64()? >= batches).then_some(())
+        (dropped(engine)? >= before + batches).then_some(())
     });
 }
 
@@ -244,12 +276,12 @@ fn lose_batches(engine: &str, batches: u64, from_replay: bool) {
 fn lost_event_batches_are_replayed_or_said_and_then_it_is_exact_again() {
     let cluster = Cluster::up(&["--sim-speed", "0"]);
     let engine = cluster.engine(0);
-    for (batches, from_replay) in [(5, false), (500, false)] {
-        lose_batches(&engine, batches, from_replay);
-        all_exact(&cluster, Duration::from_secs(20));
-    }
     let load = Load::start(vec![cluster.router(0), cluster.router(1)], RATE);
     run_on(&load);
+    for batches in [5, 500] {
+        lose_batches(&engine, batches, false);
+        all_exact(&cluster, Duration::from_secs(20));
+    }
     lose_batches(&engine, if soak() { 50_000 } else { 2_000 }, true);
     std::thread::sleep(pause_for_load());
     let tally = load.end();

@@ -117,7 +117,7 @@ async fn route(engine: &Arc<Engine>, call: &Call) -> Result<Reply, Failure> {
         "/v1/unload_lora_adapter" if post => Ok(models::unload(engine, call)?),
         "/tokenize" if post => Ok(tokenize::tokenize(engine, call)?),
         "/detokenize" if post => Ok(tokenize::detokenize(engine, call)?),
-        "/health" | "/health_generate" if get => Ok(ok()),
+        "/health" | "/health_generate" | "/live" | "/ready" if get => Ok(ok()),
         "/ping" if get || post => Ok(ok()),
         "/version" if get => {
             let version = engine.config.events.wire.engine_version();

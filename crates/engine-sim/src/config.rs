@@ -20,6 +20,9 @@ pub const ADAPTERS_MAX: usize = 1024;
 /// Name of the built-in tokenizer in place of a model's folder.
 const EMBEDDED_ROOT: &str = "cairn:embedded";
 
+/// What the event and transfer sockets may listen on: they speak the engines' own protocols, which know neither TLS nor tokens.
+const UNPROTECTED: &str = "a loopback address: these sockets have no protection";
+
 /// Everything that a simulated engine is started with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -253,8 +256,8 @@ impl Config {
         }
         self.security.validate()?;
         self.security.check_bind(self.listen)?;
-        if self.transfer.enabled {
-            self.security.check_bind(self.transfer.listen)?;
+        if self.transfer.enabled && !self.transfer.listen.ip().is_loopback() {
+            return Err(field("transfer.listen", self.transfer.listen, UNPROTECTED));
         }
         if self.events.enabled {
             self.check_endpoint("events.endpoint", &self.events.endpoint, self.events.bind)?;
@@ -279,7 +282,13 @@ impl Config {
         if bind {
             let host = if host == "*" { "0.0.0.0" } else { host };
             let ip = host.trim_matches(['[', ']']).parse().map_err(|_| bad())?;
-            self.security.check_bind(SocketAddr::new(ip, port))?;
+            if !SocketAddr::new(ip, port).ip().is_loopback() {
+                return Err(ConfigError::Field {
+                    field: name,
+                    value: endpoint.to_owned(),
+                    range: UNPROTECTED,
+                });
+            }
         } else if port == 0 || host.is_empty() {
             return Err(bad());
         }

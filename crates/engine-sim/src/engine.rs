@@ -257,7 +257,8 @@ fn of_rank(endpoint: &str, rank: u16) -> String {
     }
 }
 
-fn unix_seconds() -> f64 {
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0.0, |since| since.as_secs_f64())

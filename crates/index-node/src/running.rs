@@ -5,10 +5,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cairn_proto::security::SecurityError;
+use cairn_proto::security::{Credentials, SecurityError};
 use cairn_proto::v1;
 use cairn_raft_store::{Consensus, OpenError, Options, Retention};
-use cairn_telemetry::{OpsServer, OpsState, SharedRegistry, serve_ops};
+use cairn_telemetry::{OpsGuard, OpsServer, OpsState, SharedRegistry, serve_ops};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -163,7 +163,7 @@ pub async fn start_on(mut config: Config, listener: TcpListener) -> Result<Runni
     tokio::spawn(find_place(node.clone(), advertise, fatal_sender));
 
     let ops = match node.config.ops_listen {
-        Some(ops) => Some(serve(ops, registry, &node).await?),
+        Some(ops) => Some(serve(ops, registry, &node, &credentials).await?),
         None => None,
     };
     tracing::info!(node = node.config.node_id, cluster = node.config.cluster, %address, "index node started");
@@ -204,7 +204,16 @@ fn options(config: &Config) -> Options {
     }
 }
 
-async fn serve(ops: SocketAddr, registry: SharedRegistry, node: &Arc<Node>) -> Result<OpsServer, StartError> {
+async fn serve(
+    ops: SocketAddr,
+    registry: SharedRegistry,
+    node: &Arc<Node>,
+    credentials: &Credentials,
+) -> Result<OpsServer, StartError> {
+    let guard = credentials.operators_guard(ops)?.map(|(tls, token)| OpsGuard {
+        tls,
+        admits: Box::new(move |sent| token.matches_header(sent)),
+    });
     let (ready, scraped) = (Arc::downgrade(node), Arc::downgrade(node));
     let state = OpsState {
         registry,
@@ -219,7 +228,7 @@ async fn serve(ops: SocketAddr, registry: SharedRegistry, node: &Arc<Node>) -> R
             }
         })),
     };
-    serve_ops(ops, state).await.map_err(|source| StartError::Bind {
+    serve_ops(ops, state, guard).await.map_err(|source| StartError::Bind {
         address: ops,
         field: "ops_listen",
         source,

@@ -29,12 +29,6 @@ impl HolderDigest {
         self.blocks += keys.len() as u64;
         self.digest = self.digest.wrapping_add(mix_sum(keys));
     }
-
-    /// Counts out neighbouring blocks.
-    pub fn remove_all(&mut self, keys: &[BlockKey]) {
-        self.blocks -= keys.len() as u64;
-        self.digest = self.digest.wrapping_sub(mix_sum(keys));
-    }
 }
 
 /// What one key adds to a digest.

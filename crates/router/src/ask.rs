@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::HeaderMap;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
 use tracing::Instrument;
 
 use crate::ask_engine;
@@ -48,6 +49,28 @@ pub(crate) struct Parsed<'a> {
     pub replaces_salt: bool,
 }
 
+/// Scans a body; one that can't be read because it is compressed is refused as that.
+pub(crate) fn scan(headers: &HeaderMap, bytes: &Bytes) -> Result<ScannedBody, ApiError> {
+    ScannedBody::new(bytes.clone()).map_err(|error| {
+        let encoding = headers
+            .get(header::CONTENT_ENCODING)
+            .and_then(|value| value.to_str().ok());
+        let named = encoding.is_some_and(|name| !name.trim().eq_ignore_ascii_case("identity"));
+        if named || bytes.starts_with(&GZIP_MAGIC) {
+            return ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "invalid_request_error",
+                "compressed_body",
+                "the body is compressed (`content-encoding`), and only plain JSON is read here; send it uncompressed",
+            );
+        }
+        error.into()
+    })
+}
+
+/// First bytes of a gzip stream (RFC 1952, section 2.3.1).
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+
 /// Reads what a decision needs.
 pub(crate) fn parse<'a>(router: &Router, arrival: &Arrival, scanned: &'a ScannedBody) -> Result<Parsed<'a>, ApiError> {
     let endpoint = match arrival.endpoint {
@@ -90,10 +113,12 @@ pub(crate) fn pool_of<'a>(fleet: &'a Fleet, model: Option<&str>) -> Result<(&'a 
             .filter(|c| !c.is_control())
             .take(MODEL_NAME_SHOWN)
             .collect();
-        let message = format!(
-            "no engine serves the model `{named}`; use one of the {} names that GET /v1/models lists",
-            fleet.names().len()
-        );
+        let message = match fleet.names().len() {
+            1 => format!("no engine serves the model `{named}`; use the one name that GET /v1/models lists"),
+            names => {
+                format!("no engine serves the model `{named}`; use one of the {names} names that GET /v1/models lists")
+            }
+        };
         ApiError::new(
             http::StatusCode::NOT_FOUND,
             "invalid_request_error",
@@ -142,10 +167,7 @@ pub(crate) async fn ask<'a>(
     asked.affinity = affinity(&arrival.headers, &parsed.fields)?;
     asked.max_tokens = parsed.fields.max_tokens;
     asked.policy = policy;
-    asked.may_split = router.config.split
-        && parsed.endpoint != Endpoint::Embeddings
-        && !parsed.fields.has_kv_transfer_params
-        && asked.more.is_empty();
+    asked.may_split = router.config.split && parsed.endpoint != Endpoint::Embeddings && asked.more.is_empty();
     Ok(asked)
 }
 

@@ -218,10 +218,10 @@ impl Config {
                 format!("{:?} is no address; write one or leave it empty", self.ops_listen),
             );
         }
-        if !self.shadow.is_empty()
-            && let Err(error) = cairn_routing::PolicyConfig::by_name(&self.shadow)
-        {
-            return wrong("shadow", error.to_string());
+        for (field, name) in [("policy", &self.policy), ("shadow", &self.shadow)] {
+            if let Err(error) = cairn_routing::PolicyConfig::by_name(name) {
+                return wrong(field, error.to_string());
+            }
         }
         for (i, index) in self.index.iter().enumerate() {
             let with_scheme = if index.contains("://") {
@@ -255,6 +255,9 @@ impl Config {
         for (i, pool) in self.pool.iter().enumerate() {
             if pool.name.is_empty() {
                 return wrong(&format!("pool[{i}].name"), "is missing; name the pool it is for".into());
+            }
+            if let Err(error) = cairn_routing::PolicyConfig::by_name(&pool.policy) {
+                return wrong(&format!("pool[{i}].policy"), error.to_string());
             }
         }
         for (field, value, least) in [

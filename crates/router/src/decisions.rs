@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
+use crate::state::Router;
+use crate::why::{self, Named};
 
 /// Decisions kept; a few seconds of a busy router, minutes of a quiet one.
 const KEPT_MAX: usize = 1_024;
@@ -31,6 +33,8 @@ pub(crate) struct Kept {
     pub took_us: u64,
     /// Where the shadow policy would have sent it.
     pub shadow: Option<cairn_index::WorkerId>,
+    /// How its prompt was named.
+    pub named: Named,
     /// Everything that it was made from.
     pub record: DecisionRecord,
 }
@@ -57,6 +61,7 @@ impl Decisions {
     /// The newest ones that match, newest first.
     pub(crate) fn find(
         &self,
+        router: &Router,
         fleet: &Fleet,
         request_id: Option<&str>,
         trace_id: Option<&str>,
@@ -73,6 +78,7 @@ impl Decisions {
             .take(limit)
             .map(|kept| {
                 let mut value = explained(fleet, &kept.record);
+                why::add(router, fleet, &kept.named, &kept.record, &mut value);
                 value["request_id"] = json!(kept.request_id);
                 value["trace_id"] = json!(kept.trace_id);
                 value["at_ms"] = json!(kept.at_ms);

@@ -39,6 +39,7 @@ mod tokenize;
 mod upstream;
 mod view;
 mod walk;
+mod why;
 
 pub use config::{Config, ConfigError, EngineConfig, PoolConfig, TenantConfig};
 pub use start::{Running, StartError, start};

@@ -22,6 +22,7 @@ use crate::reply::ReplyBody;
 use crate::soft::REUSED_MAX;
 use crate::sse::{SseWatch, Usage};
 use crate::state::{InFlightGuard, Router};
+use crate::why::Named;
 
 /// Candidates in the table of a `choose` span.
 const SPAN_CANDIDATES_MAX: usize = 8;
@@ -103,6 +104,7 @@ pub(crate) fn decision(
         applied: router.view.applied(),
         took_us: u64::try_from(decided.took.as_micros()).unwrap_or(u64::MAX),
         shadow: decided.shadow.map(|shadow| shadow.worker),
+        named: Named::of(router, asked),
         record,
     });
 }

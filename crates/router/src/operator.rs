@@ -3,22 +3,21 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use cairn_index::WorkerId;
-use cairn_routing::{DecisionRecord, ZeroFacts, why_zero};
 use http::{HeaderMap, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
 use crate::ask::{self, Arrival};
-use crate::body::{Endpoint, ScannedBody};
-use crate::decide::{Asked, refuse};
+use crate::body::Endpoint;
+use crate::decide::refuse;
 use crate::decisions::explained;
 use crate::engines::Health;
 use crate::error::ApiError;
-use crate::fleet::{Fleet, claim_label};
+use crate::fleet::claim_label;
 use crate::reply::{self, ReplyBody};
 use crate::state::Router;
 use crate::tenants::equal;
+use crate::why::{self, Named};
 
 /// Carries the operators' token beside an engine's own `Authorization`.
 const OPERATOR_HEADER: &str = "x-cairn-operator";
@@ -135,6 +134,7 @@ fn decisions(router: &Router, query: &str) -> Response<ReplyBody> {
     }
     let fleet = router.fleet.load();
     let found = router.decisions.find(
+        router,
         &fleet,
         request_id.as_deref(),
         trace_id.as_deref(),
@@ -152,7 +152,7 @@ async fn explain(
     peer: SocketAddr,
 ) -> Result<Value, ApiError> {
     let held = router.bodies.read(body, router.body_limits).await?;
-    let scanned = ScannedBody::new(held.bytes.clone())?;
+    let scanned = ask::scan(&parts.headers, &held.bytes)?;
     let endpoint = match parts.headers.get(ENDPOINT_HEADER).and_then(|v| v.to_str().ok()) {
         Some("chat") => Some(Endpoint::Chat),
         Some("completions") => Some(Endpoint::Completions),
@@ -181,7 +181,7 @@ async fn explain(
     value["degraded"] = json!(asked.degraded.map(crate::tokenize::Degraded::as_str));
     value["applied_index"] = json!(router.view.applied());
     value["view_age_ms"] = json!(router.view.age_ms());
-    add_why_zero(router, &fleet, &asked, &record, &mut value);
+    why::add(router, &fleet, &Named::of(router, &asked), &record, &mut value);
     Ok(value)
 }
 
@@ -203,63 +203,6 @@ fn wanted_policy(query: &str) -> Result<Option<String>, ApiError> {
 }
 
 /// Says for each candidate without credit why that is.
-fn add_why_zero(router: &Router, fleet: &Fleet, asked: &Asked<'_>, record: &DecisionRecord, value: &mut Value) {
-    let Some(rows) = value["candidates"].as_array_mut() else {
-        return;
-    };
-    for (candidate, row) in record.candidates.iter().zip(rows) {
-        let inputs = &candidate.inputs;
-        if inputs.gpu_tokens + inputs.cpu_tokens + inputs.shared_tokens > 0 {
-            continue;
-        }
-        let Some((_, worker)) = fleet.worker(candidate.worker) else {
-            continue;
-        };
-        let (held_blocks, first_block) = held(router, candidate.worker, asked);
-        let facts = ZeroFacts {
-            prompt_tokens: asked.prompt_tokens,
-            block_tokens: asked.pool.block_size.tokens(),
-            keys: asked.keys.len(),
-            key_source: asked.key_source,
-            view: router.view.is(),
-            confidence: worker.confidence,
-            held_blocks,
-            first_block,
-            trust: inputs.trust,
-        };
-        let reasons: Vec<Value> = why_zero(&facts)
-            .into_iter()
-            .map(|why| json!({ "why": why, "advice": why.advice() }))
-            .collect();
-        row["why_zero"] = json!(reasons);
-    }
-}
-
-/// How many blocks a worker's caches hold, and whether the prompt's first one is among them.
-fn held(router: &Router, worker: WorkerId, asked: &Asked<'_>) -> (u64, bool) {
-    let state = router.view.state.read();
-    let Some(found) = state.registry().workers.get(&worker) else {
-        return (0, false);
-    };
-    let Some(source) = state.registry().sources.get(&found.source) else {
-        return (0, false);
-    };
-    let blocks = source
-        .holders
-        .iter()
-        .map(|holder| state.residency().holder_blocks(*holder))
-        .sum();
-    let mut depths = Vec::new();
-    state
-        .residency()
-        .match_prefix(&asked.keys[..asked.keys.len().min(1)], &mut depths);
-    let first = source
-        .holders
-        .iter()
-        .any(|holder| depths.get(holder.0 as usize).is_some_and(|depth| *depth > 0));
-    (blocks, first)
-}
-
 /// The router as it sees itself and its engines.
 pub(crate) fn status(router: &Router) -> Value {
     let fleet = router.fleet.load();

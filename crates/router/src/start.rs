@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use cairn_proto::security::Credentials;
 use cairn_routing::{RetryBudget, RouterName, Routing, RoutingConfig, ViewState};
-use cairn_telemetry::{OpsServer, OpsState, SharedRegistry, serve_ops};
+use cairn_telemetry::{OpsGuard, OpsServer, OpsState, SharedRegistry, serve_ops};
 use dashmap::DashMap;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -109,12 +110,13 @@ async fn open(config: Config) -> Result<Running, StartError> {
         address: config.listen.clone(),
         source,
     })?;
+    check_sources(&config)?;
     let fallback = registry::load(&config.data_dir).map_err(|problem| StartError::File {
         field: "data_dir".into(),
         problem,
     })?;
     let router = Arc::new(build(config)?);
-    let ops = open_ops(&router).await?;
+    let ops = open_ops(&router, &credentials).await?;
     let mut tasks = JoinSet::new();
     let closing = Closing::default();
     let lanes = Arc::new(Lanes::start(lanes::count(router.config.lanes)).map_err(StartError::Lanes)?);
@@ -147,6 +149,24 @@ async fn open(config: Config) -> Result<Running, StartError> {
         _lanes: lanes,
         _ops: ops,
     })
+}
+
+/// Refuses what would start and then never serve: no engines from anywhere, or a tokenizer that isn't there.
+fn check_sources(config: &Config) -> Result<(), ConfigError> {
+    if config.index.is_empty() && config.engine.is_empty() {
+        let problem = "names no node, and there is no [[engine]]; write one such as index = [\"http://127.0.0.1:7400\"], or \
+                       list engines";
+        return Err(ConfigError::new("index", problem.to_string()));
+    }
+    let of_pools = config.pool.iter().enumerate();
+    let of_pools = of_pools.map(|(i, pool)| (format!("pool[{i}].tokenizer"), &pool.tokenizer));
+    for (field, folder) in std::iter::once(("tokenizer".to_string(), &config.tokenizer)).chain(of_pools) {
+        if !folder.is_empty() && !std::path::Path::new(folder).exists() {
+            let problem = format!("{folder:?} doesn't exist; name the folder with the model's tokenizer.json");
+            return Err(ConfigError::new(&field, problem));
+        }
+    }
+    Ok(())
 }
 
 /// Makes what requests share.
@@ -256,7 +276,7 @@ fn roots(config: &Config) -> Result<rustls::RootCertStore, StartError> {
     Ok(roots)
 }
 
-async fn open_ops(router: &Arc<Router>) -> Result<Option<OpsServer>, StartError> {
+async fn open_ops(router: &Arc<Router>, credentials: &Credentials) -> Result<Option<OpsServer>, StartError> {
     if router.config.ops_listen.is_empty() {
         return Ok(None);
     }
@@ -275,10 +295,16 @@ async fn open_ops(router: &Arc<Router>) -> Result<Option<OpsServer>, StartError>
         status: Some(Box::new(move || operator::status(&for_status).to_string())),
         before_scrape: Some(Box::new(move || operator::refresh(&for_scrape))),
     };
-    let ops = serve_ops(address, state).await.map_err(|source| StartError::Bind {
-        address: router.config.ops_listen.clone(),
-        source,
-    })?;
+    let guard = credentials.operators_guard(address)?.map(|(tls, token)| OpsGuard {
+        tls,
+        admits: Box::new(move |sent| token.matches_header(sent)),
+    });
+    let ops = serve_ops(address, state, guard)
+        .await
+        .map_err(|source| StartError::Bind {
+            address: router.config.ops_listen.clone(),
+            source,
+        })?;
     Ok(Some(ops))
 }
 

@@ -10,8 +10,8 @@ use http::{HeaderMap, HeaderValue, Response, header};
 use hyper::body::Incoming;
 use tracing::Instrument;
 
-use crate::ask::{Arrival, Parsed, ask, parse, pool_of};
-use crate::body::{BodyLimits, EditPlan, Endpoint, ScannedBody, edit};
+use crate::ask::{Arrival, Parsed, ask, parse, pool_of, scan};
+use crate::body::{BodyLimits, EditPlan, Endpoint, edit};
 use crate::decide::{Asked, Decided, Reservation, decide, policy_of};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Worker};
@@ -69,7 +69,7 @@ async fn serve(
         ..router.body_limits
     };
     let held = router.bodies.read(body, limits).await?;
-    let scanned = ScannedBody::new(held.bytes.clone())?;
+    let scanned = scan(&arrival.headers, &held.bytes)?;
     let mut parsed = parse(router, &arrival, &scanned)?;
     span.record("endpoint", parsed.endpoint.label());
     let fleet = router.fleet.load_full();

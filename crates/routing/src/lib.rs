@@ -38,7 +38,7 @@ pub use ledger::{
     FRAME_LIFE, FrameOutcome, LedgerCounters, Load, LoadReport, MAX_REMOTE_ROUTERS, MAX_RESERVATIONS,
     MAX_WORKERS_PER_FRAME, REPORT_LIFE, RemoteReservation, Reserved, RouterFrame, SpeculativePrefix,
 };
-pub use overlay::{OverlayCounters, STRIDE};
+pub use overlay::STRIDE;
 pub use pairs::PairHealth;
 pub use policy::{Candidate, Policy, PolicyConfig, PolicyError, Reason};
 pub use rates::{DEFAULT_SPEEDS, Rates};

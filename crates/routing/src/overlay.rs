@@ -201,7 +201,7 @@ impl Overlay {
     }
 
     /// Counts by reason.
-    #[must_use]
+    #[cfg(test)]
     pub fn counters(&self) -> OverlayCounters {
         self.counters
     }

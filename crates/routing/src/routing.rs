@@ -16,7 +16,7 @@ use crate::pairs::PairHealth;
 use crate::policy::{Candidate, Policy, PolicyConfig, PolicyError};
 use crate::{
     Choice, ChoiceError, DecisionRecord, Drift, FrameOutcome, KeySource, LedgerCounters, Load, LoadReport, Micros,
-    OverlayCounters, Plan, RequestFacts, Reuse, ReuseOf, RouterFrame, RouterName, Speeds, WhyNot, WorkerFacts, draw,
+    Plan, RequestFacts, Reuse, ReuseOf, RouterFrame, RouterName, Speeds, WhyNot, WorkerFacts, draw,
 };
 
 mod frames;
@@ -207,12 +207,6 @@ impl Routing {
     #[must_use]
     pub fn ledger_counters(&self) -> LedgerCounters {
         self.ledger.counters()
-    }
-
-    /// Counts of the speculative overlay.
-    #[must_use]
-    pub fn overlay_counters(&self) -> OverlayCounters {
-        self.speculative.counters()
     }
 
     /// Says how well the view is kept.

@@ -13,7 +13,7 @@ pub enum WhyZero {
     PromptShorterThanBlock,
     /// Its keys end at once, before media without a stable identity or because tokenising ran out of time.
     NoKeys,
-    /// Keys are made from text since the tokenizer is away.
+    /// Keys are made from text since the tokenizer is away or its template took no such messages.
     NoTokenizer,
     /// This router has no view of the index.
     NoView,
@@ -40,7 +40,10 @@ impl WhyZero {
         match self {
             Self::PromptShorterThanBlock => "the prompt is shorter than one block; nothing of it can be reused",
             Self::NoKeys => "no block of the prompt could be named; check media identities and the tokenizer's budget",
-            Self::NoTokenizer => "the tokenizer isn't available; give its directory to the router",
+            Self::NoTokenizer => {
+                "the prompt's tokens aren't known: no tokenizer (give its directory to the router), or its template refused \
+                 the messages; `degraded` says which"
+            }
             Self::NoView => "the router has no view of the index; check that index nodes are reachable",
             Self::WorkerSilent => {
                 "the engine publishes no KV events; start it with event publishing and check its agent"

@@ -389,6 +389,7 @@ impl World {
     }
 
     fn probe(&mut self, worker: WorkerId, engine: usize, at: usize) {
+        self.look("INV-09");
         let (prompt, salt) = self.asked[at].clone();
         let seed = SEED;
         let root = Namespace {
@@ -425,6 +426,12 @@ impl World {
                 worker.0
             );
             self.broken("INV-08", what);
+        } else if claimed == 0 && held > 0 && !self.engines[engine].gapped {
+            let what = format!(
+                "worker {} (engine {engine}): the first key counts as unheld, yet {held} tokens are held",
+                worker.0
+            );
+            self.broken("INV-09", what);
         } else if claimed < held && !self.engines[engine].gapped {
             let what = format!(
                 "worker {} (engine {engine}): {held} tokens held, {claimed} known, yet exact",

@@ -34,6 +34,15 @@ pub enum InitError {
         #[source]
         source: tracing_subscriber::filter::ParseError,
     },
+    /// The endpoint isn't one that spans can be sent to.
+    #[error(
+        "telemetry.otlp_endpoint: `{endpoint}` is not an http URL; give one such as http://127.0.0.1:4317 (spans are sent \
+         without TLS: where a collector wants https, run one on this host in between)"
+    )]
+    Endpoint {
+        /// As configured.
+        endpoint: String,
+    },
     /// The exporter can't be made.
     #[error("telemetry.otlp_endpoint: `{endpoint}` is not usable; give a URL such as http://127.0.0.1:4317")]
     Exporter {
@@ -85,6 +94,11 @@ pub fn init(service: &str, instance: &str, config: &TelemetryConfig) -> Result<G
     if !(0.0..=1.0).contains(&config.sample_ratio) {
         return Err(InitError::Ratio(config.sample_ratio));
     }
+    if !config.otlp_endpoint.is_empty() && !is_http_url(&config.otlp_endpoint) {
+        return Err(InitError::Endpoint {
+            endpoint: config.otlp_endpoint.clone(),
+        });
+    }
     let filter = EnvFilter::try_new(format!("openraft=off,{},cairn::trace=off", config.log)).map_err(|source| {
         InitError::Filter {
             filter: config.log.clone(),
@@ -122,6 +136,12 @@ pub fn init(service: &str, instance: &str, config: &TelemetryConfig) -> Result<G
         .try_init()
         .map_err(InitError::Twice)?;
     Ok(Guard { provider })
+}
+
+/// Whether a text is an http URL with a host.
+fn is_http_url(text: &str) -> bool {
+    text.parse::<http::Uri>()
+        .is_ok_and(|uri| uri.scheme_str() == Some("http") && uri.host().is_some_and(|host| !host.is_empty()))
 }
 
 /// Log lines are events alone: a span that only the log would see costs every request and says nothing there.

@@ -9,5 +9,5 @@ pub mod propagation;
 pub use config::{LogFormat, TelemetryConfig};
 pub use init::{Guard, InitError, init};
 pub use metrics::SharedRegistry;
-pub use ops::{OpsServer, OpsState, serve_ops};
+pub use ops::{Admits, OpsGuard, OpsServer, OpsState, serve_ops};
 pub use propagation::TraceContext;

@@ -13,9 +13,12 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls;
 
 use crate::SharedRegistry;
 
@@ -23,6 +26,17 @@ use crate::SharedRegistry;
 const CONNECTIONS_MAX: usize = 64;
 /// How long a client may take to send its request head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Judges the value of an `authorization` header.
+pub type Admits = Box<dyn Fn(&[u8]) -> bool + Send + Sync>;
+
+/// How a port beyond loopback is guarded.
+pub struct OpsGuard {
+    /// Certificate and key.
+    pub tls: Arc<rustls::ServerConfig>,
+    /// Whether the value of an `authorization` header lets its sender in.
+    pub admits: Admits,
+}
 
 /// What the port answers from.
 pub struct OpsState {
@@ -49,15 +63,16 @@ impl Drop for OpsServer {
     }
 }
 
-/// Serves the operators' port on `addr`.
-pub async fn serve_ops(addr: SocketAddr, state: OpsState) -> io::Result<OpsServer> {
+/// Serves the operators' port on `addr`. With `guard` it speaks TLS, and all but `/live` and `/ready`, which probes ask, wants
+/// the token.
+pub async fn serve_ops(addr: SocketAddr, state: OpsState, guard: Option<OpsGuard>) -> io::Result<OpsServer> {
     let listener = TcpListener::bind(addr).await?;
     let addr = listener.local_addr()?;
-    let task = tokio::spawn(accept(listener, Arc::new(state)));
+    let task = tokio::spawn(accept(listener, Arc::new(state), guard.map(Arc::new)));
     Ok(OpsServer { addr, task })
 }
 
-async fn accept(listener: TcpListener, state: Arc<OpsState>) {
+async fn accept(listener: TcpListener, state: Arc<OpsState>, guard: Option<Arc<OpsGuard>>) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         let Ok(slot) = slots.clone().acquire_owned().await else {
@@ -71,29 +86,59 @@ async fn accept(listener: TcpListener, state: Arc<OpsState>) {
                 continue;
             }
         };
-        let state = state.clone();
+        let (state, guard) = (state.clone(), guard.clone());
         tokio::spawn(async move {
-            let service = service_fn(move |request| {
-                let response = answer(&state, &request);
-                async move { Ok::<_, Infallible>(response) }
-            });
-            let served = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-            if let Err(error) = served {
-                tracing::trace!(%error, "a connection to the operators' port ended badly");
+            match guard {
+                None => serve(stream, state, None).await,
+                Some(guard) => {
+                    let acceptor = TlsAcceptor::from(guard.tls.clone());
+                    match tokio::time::timeout(HEAD_TIMEOUT, acceptor.accept(stream)).await {
+                        Ok(Ok(stream)) => serve(stream, state, Some(guard)).await,
+                        Ok(Err(error)) => tracing::trace!(%error, "a TLS handshake on the operators' port failed"),
+                        Err(_) => tracing::trace!("a TLS handshake on the operators' port took too long"),
+                    }
+                }
             }
             drop(slot);
         });
     }
 }
 
-fn answer(state: &OpsState, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+async fn serve<S>(stream: S, state: Arc<OpsState>, guard: Option<Arc<OpsGuard>>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let service = service_fn(move |request| {
+        let response = answer(&state, guard.as_deref(), &request);
+        async move { Ok::<_, Infallible>(response) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service)
+        .await;
+    if let Err(error) = served {
+        tracing::trace!(%error, "a connection to the operators' port ended badly");
+    }
+}
+
+fn admitted(guard: Option<&OpsGuard>, request: &Request<Incoming>) -> bool {
+    let Some(guard) = guard else { return true };
+    if matches!(request.uri().path(), "/live" | "/ready") {
+        return true;
+    }
+    let sent = request.headers().get(header::AUTHORIZATION);
+    sent.is_some_and(|value| (guard.admits)(value.as_bytes()))
+}
+
+fn answer(state: &OpsState, guard: Option<&OpsGuard>, request: &Request<Incoming>) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";
     if request.method() != Method::GET && request.method() != Method::HEAD {
         return reply(StatusCode::METHOD_NOT_ALLOWED, TEXT, "use GET\n".into());
+    }
+    if !admitted(guard, request) {
+        let how = "send the cluster token as `Authorization: Bearer TOKEN`\n";
+        return reply(StatusCode::UNAUTHORIZED, TEXT, how.into());
     }
     match request.uri().path() {
         "/metrics" => {

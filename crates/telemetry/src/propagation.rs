@@ -10,8 +10,6 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// Header that carries the context.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Header that carries vendors' additions; passed through as it is.
-pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// Identity of one span in one trace, see <https://www.w3.org/TR/trace-context/>.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

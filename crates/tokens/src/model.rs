@@ -30,7 +30,6 @@ pub struct ModelTokens {
     samples: Samples,
     text_bytes_max: usize,
     bos: Option<Token>,
-    eos: Option<Token>,
     fingerprint: u64,
 }
 
@@ -102,7 +101,6 @@ impl ModelTokens {
                 .map(|(_, token)| token.as_str())
         };
         let bos = named("bos_token").and_then(|t| encoder.token_id(t));
-        let eos = named("eos_token").and_then(|t| encoder.token_id(t));
         let fingerprint = fingerprint(files, &options);
         let cache = (options.cache_bytes_max > 0 && cutter.cuts()).then(|| PieceCache::new(options.cache_bytes_max));
         Ok(Self {
@@ -114,7 +112,6 @@ impl ModelTokens {
             templates: Templates::new(files, options)?,
             samples: Samples::default(),
             bos,
-            eos,
             fingerprint,
         })
     }
@@ -301,11 +298,6 @@ impl ModelTokens {
     /// The beginning-of-text token.
     pub fn bos_id(&self) -> Option<Token> {
         self.bos
-    }
-
-    /// The end-of-text token.
-    pub fn eos_id(&self) -> Option<Token> {
-        self.eos
     }
 
     /// A number that differs where files or options could give other ids.

@@ -108,6 +108,8 @@ async fn each_rank_is_a_worker_of_its_own_whatever_its_batches_say() {
         index.world.lock().state.registry().workers.len() == 3
     })
     .await;
+    // Rank 1's batches name rank 0.
+    engine.named_rank = Some(0);
     engine
         .publish(1, vec![engine.stored(&hashes(1, 4), None, &tokens(1, 4))])
         .await;
@@ -117,11 +119,13 @@ async fn each_rank_is_a_worker_of_its_own_whatever_its_batches_say() {
     })
     .await;
     assert_eq!(index.overlap("tiny", &sources[0], &tokens(1, 4)).gpu, 0);
-    // A clear of one rank leaves the others.
+    // A clear of one rank leaves the others, whichever it names.
+    engine.named_rank = Some(7);
     engine
         .publish(2, vec![engine.stored(&hashes(2, 2), None, &tokens(2, 2))])
         .await;
     until("rank 2", || gpu(&index, &sources[2]) == 2).await;
+    engine.named_rank = Some(2);
     engine.publish(1, vec![engine.cleared()]).await;
     until("rank 1 empty", || gpu(&index, &sources[1]) == 0).await;
     assert_eq!(gpu(&index, &sources[2]), 2);

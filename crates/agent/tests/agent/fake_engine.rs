@@ -91,6 +91,8 @@ struct Rank {
 pub struct FakeEngine {
     pub http: SocketAddr,
     pub answers: Arc<Mutex<Answers>>,
+    /// Rank that batches name, whichever rank publishes them; their own where `None`.
+    pub named_rank: Option<u64>,
     options: Options,
     ranks: Vec<Rank>,
     _http_task: AbortOnDropHandle<()>,
@@ -234,6 +236,7 @@ impl FakeEngine {
         Self {
             http,
             answers,
+            named_rank: None,
             options,
             ranks,
             _http_task: AbortOnDropHandle::new(task),
@@ -285,13 +288,14 @@ impl FakeEngine {
 
     fn keep(&mut self, rank: usize, events: Vec<Value>) -> (u64, Bytes) {
         let kept_most = self.options.kept;
+        let named = self.named_rank.unwrap_or(rank as u64);
         let state = &mut self.ranks[rank];
         let seq = state.seq;
         state.seq += 1;
         let batch = Value::Array(vec![
             Value::F64(1.7e9 + seq as f64),
             Value::Array(events),
-            Value::from(u64::try_from(rank).unwrap()),
+            Value::from(named),
         ]);
         let mut payload = Vec::new();
         rmpv::encode::write_value(&mut payload, &batch).unwrap();

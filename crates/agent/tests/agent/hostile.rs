@@ -126,19 +126,20 @@ async fn an_http_port_given_as_event_port_is_named() {
 async fn starts_that_cannot_work_are_refused_with_the_remedy() {
     let index = FakeIndex::start().await;
     let dir = tempfile::tempdir().unwrap();
-    let first = cairn_agent::start(config(&index, Vec::new(), dir.path()))
-        .await
-        .unwrap();
-    let again = cairn_agent::start(config(&index, Vec::new(), dir.path())).await;
+    let none = cairn_agent::start(config(&index, Vec::new(), dir.path())).await;
+    assert!(none.err().unwrap().to_string().contains("[[engine]]"));
+    let engines = || vec![EngineConfig::at("http://127.0.0.1:1")];
+    let first = cairn_agent::start(config(&index, engines(), dir.path())).await.unwrap();
+    let again = cairn_agent::start(config(&index, engines(), dir.path())).await;
     assert!(again.err().unwrap().to_string().contains("own data_dir"));
     let other = tempfile::tempdir().unwrap();
-    let mut taken = config(&index, Vec::new(), other.path());
+    let mut taken = config(&index, engines(), other.path());
     taken.ops.listen = first.ops;
     assert!(matches!(
         cairn_agent::start(taken).await.err().unwrap(),
         StartError::Listen { .. }
     ));
-    let mut open = config(&index, Vec::new(), other.path());
+    let mut open = config(&index, engines(), other.path());
     open.ops.listen = "0.0.0.0:0".parse().unwrap();
     assert!(
         cairn_agent::start(open)
@@ -148,7 +149,7 @@ async fn starts_that_cannot_work_are_refused_with_the_remedy() {
             .to_string()
             .contains("security")
     );
-    let mut keyless = config(&index, vec![EngineConfig::at("http://127.0.0.1:1")], other.path());
+    let mut keyless = config(&index, engines(), other.path());
     keyless.engines[0].api_key_file = Some("/nonexistent/key".into());
     assert!(
         cairn_agent::start(keyless)
@@ -158,7 +159,7 @@ async fn starts_that_cannot_work_are_refused_with_the_remedy() {
             .to_string()
             .contains("/nonexistent/key")
     );
-    let mut remote = config(&index, Vec::new(), other.path());
+    let mut remote = config(&index, engines(), other.path());
     remote.index = vec!["http://10.1.2.3:7400".into()];
     assert!(
         cairn_agent::start(remote)

@@ -44,6 +44,9 @@ pub struct RouterBenchArgs {
         default_value = "target/peers-venv"
     )]
     peers_dir: PathBuf,
+    /// How the peers choose, such as `round_robin`; the name as they take it.
+    #[arg(long, value_name = "NAME", default_value = "cache_aware")]
+    peers_policy: String,
     /// Fewer requests: enough to see that it works, too few to quote.
     #[arg(long)]
     quick: bool,
@@ -180,7 +183,7 @@ impl Field {
         if args.peers {
             targets.push(Target::relay(&engines.urls).await?);
             for peer in peers::PEERS {
-                targets.push(Target::peer(peer, &args.peers_dir, &engines.urls).await?);
+                targets.push(Target::peer(peer, &args.peers_dir, &args.peers_policy, &engines.urls).await?);
             }
         }
         Ok(Self { engines, targets })

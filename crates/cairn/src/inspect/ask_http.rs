@@ -1,5 +1,6 @@
 //! A small HTTP client for a router's operator endpoints.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -15,9 +16,22 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Largest accepted answer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Sends one request and reads the JSON answer; the error names the URL and what the router said.
+/// Sends one request and reads the JSON answer; the error names the URL and what the router said. The authority of an https
+/// router is read from the file that `CAIRN_TLS_CA_FILE` names.
 pub async fn json(method: Method, url: &str, token: Option<&str>, body: Bytes) -> anyhow::Result<Value> {
-    let connector = hyper_rustls_connector()?;
+    let tls_ca = std::env::var_os("CAIRN_TLS_CA_FILE").map(PathBuf::from);
+    json_from(method, url, token, tls_ca.as_deref(), body).await
+}
+
+/// Like [`json`], with the file of the authority.
+pub async fn json_from(
+    method: Method,
+    url: &str,
+    token: Option<&str>,
+    tls_ca: Option<&Path>,
+    body: Bytes,
+) -> anyhow::Result<Value> {
+    let connector = hyper_rustls_connector(tls_ca)?;
     let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build(connector);
     let mut request = Request::builder()
         .method(method)
@@ -30,7 +44,10 @@ pub async fn json(method: Method, url: &str, token: Option<&str>, body: Bytes) -
         .body(Full::new(body))
         .with_context(|| format!("`{url}` is not a URL; use http://host:port"))?;
     let (status, text) = tokio::time::timeout(ANSWER_TIMEOUT, async {
-        let response = client.request(request).await.with_context(|| format!("asking {url}"))?;
+        let response = client.request(request).await.map_err(|error| {
+            let check = what_to_check(url, error.is_connect());
+            anyhow::Error::new(error).context(format!("asking {url} failed: {check}"))
+        })?;
         let status = response.status();
         let bytes = Limited::new(response.into_body(), ANSWER_BYTES_MAX)
             .collect()
@@ -60,19 +77,30 @@ pub async fn json(method: Method, url: &str, token: Option<&str>, body: Bytes) -
     Ok(value)
 }
 
+/// What an answer that didn't come may mean.
+fn what_to_check(url: &str, connecting: bool) -> &'static str {
+    match (url.starts_with("https:"), connecting) {
+        (true, true) => "does a router with TLS listen there, and did --tls-ca name the CA of its certificate?",
+        (false, true) => "does a router listen there?",
+        (_, false) => {
+            "is that the HTTP address of a router? (One with TLS is asked at https://; an index node's own port speaks \
+             gRPC: ask it with `cairn status --index`.)"
+        }
+    }
+}
+
 type Connector = hyper_rustls::HttpsConnector<hyper_util::client::legacy::connect::HttpConnector>;
 
-fn hyper_rustls_connector() -> anyhow::Result<Connector> {
+fn hyper_rustls_connector(tls_ca: Option<&Path>) -> anyhow::Result<Connector> {
     let mut roots = rustls::RootCertStore::empty();
-    if let Some(file) = std::env::var_os("CAIRN_TLS_CA_FILE") {
-        let path = std::path::PathBuf::from(file);
-        let pem = std::fs::read(&path).with_context(|| format!("reading CAIRN_TLS_CA_FILE {}", path.display()))?;
+    if let Some(path) = tls_ca {
+        let pem = std::fs::read(path).with_context(|| format!("reading the CA certificate {}", path.display()))?;
         for certificate in rustls_pki_types::pem::PemObject::pem_slice_iter(&pem) {
             let certificate: rustls_pki_types::CertificateDer<'static> =
-                certificate.map_err(|error| anyhow::anyhow!("CAIRN_TLS_CA_FILE {}: {error:?}", path.display()))?;
+                certificate.map_err(|error| anyhow::anyhow!("the CA certificate {}: {error:?}", path.display()))?;
             roots
                 .add(certificate)
-                .with_context(|| format!("CAIRN_TLS_CA_FILE {}", path.display()))?;
+                .with_context(|| format!("the CA certificate {}", path.display()))?;
         }
     }
     let tls =

@@ -37,6 +37,9 @@ pub struct ExplainArgs {
     /// File with the router's operator token.
     #[arg(long, value_name = "FILE", env = "CAIRN_OPERATOR_TOKEN_FILE")]
     token: Option<PathBuf>,
+    /// File with the CA certificate that an https router's certificate is signed by (PEM).
+    #[arg(long, value_name = "FILE", env = "CAIRN_TLS_CA_FILE")]
+    tls_ca: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -51,22 +54,24 @@ pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
         None => None,
     };
     let token = token.as_deref().map(str::trim);
+    let tls_ca = args.tls_ca.as_deref();
     let router = args.router.trim_end_matches('/');
     let decision = match (&args.body, &args.request) {
         (Some(file), _) => {
             let body = read_body(file)?;
             let query = args.policy.as_ref().map(|p| format!("?policy={p}")).unwrap_or_default();
-            super::block_on(ask_http::json(
+            super::block_on(ask_http::json_from(
                 Method::POST,
                 &format!("{router}/cairn/explain{query}"),
                 token,
+                tls_ca,
                 body,
             ))?
         }
         (None, request) => {
             let query = request.as_ref().map(|id| format!("&id={id}")).unwrap_or_default();
             let url = format!("{router}/cairn/decisions?limit=1{query}");
-            let found = super::block_on(ask_http::json(Method::GET, &url, token, Bytes::new()))?;
+            let found = super::block_on(ask_http::json_from(Method::GET, &url, token, tls_ca, Bytes::new()))?;
             let list = found
                 .get("decisions")
                 .and_then(Value::as_array)
@@ -118,6 +123,8 @@ fn print(decision: &Value) {
         ("queue_ms", "QUEUE ms"),
         ("prefill_ms", "PREFILL ms"),
         ("fetch_ms", "FETCH ms"),
+        ("transfer_ms", "TRANSFER ms"),
+        ("others_ms", "OTHERS ms"),
         ("cost_ms", "COST ms"),
         ("why_not", "WHY NOT"),
         ("why_zero", "WHY ZERO"),

@@ -1,8 +1,9 @@
 //! `cairn members`: which nodes replicate the index.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use cairn_proto::v1::{AddMemberRequest, MembersReply, MembersRequest, RemoveMemberRequest, ReplaceMemberRequest};
 use clap::{Args, Subcommand};
+use serde_json::json;
 
 use super::{IndexAccess, status};
 use crate::output;
@@ -53,7 +54,10 @@ enum Change {
 /// Asks and prints.
 pub fn run(args: MembersArgs) -> anyhow::Result<()> {
     if let Some(Change::RecoverAlone { config }) = &args.change {
-        return recover_alone(config);
+        return recover_alone(config, args.json);
+    }
+    if let Some(Change::Add { id, address }) = &args.change {
+        refuse_taken(&args.access, *id, address)?;
     }
     let change = args.change.clone();
     let reply: MembersReply = super::block_on(args.access.ask(|mut admin| {
@@ -87,12 +91,38 @@ pub fn run(args: MembersArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn recover_alone(path: &std::path::Path) -> anyhow::Result<()> {
+/// An id names one node for ever, so another one can't be added under it; the same one can be asked for again.
+fn refuse_taken(access: &IndexAccess, id: u64, address: &str) -> anyhow::Result<()> {
+    let bare = |address: &str| {
+        let (_, bare) = address.split_once("://").unwrap_or(("", address));
+        bare.trim_end_matches('/').to_owned()
+    };
+    let now: MembersReply =
+        super::block_on(access.ask(|mut admin| async move { admin.members(MembersRequest {}).await }))?;
+    if let Some(member) = now
+        .members
+        .iter()
+        .find(|member| member.id == id && bare(&member.address) != bare(address))
+    {
+        bail!(
+            "node {id} is a member already, at {}; give the new node an id that was never used",
+            member.address
+        );
+    }
+    Ok(())
+}
+
+fn recover_alone(path: &std::path::Path, as_json: bool) -> anyhow::Result<()> {
     let text =
         std::fs::read_to_string(path).with_context(|| format!("reading the configuration {}", path.display()))?;
     let config: cairn_index_node::Config =
         toml::from_str(&text).with_context(|| format!("the configuration {} is not valid", path.display()))?;
+    let node = config.node_id;
     super::block_on(async { Ok(cairn_index_node::recover(config).await?) })?;
+    if as_json {
+        output::line(json!({"recovered": true, "node": node}).to_string());
+        return Ok(());
+    }
     output::line("the node is the only member now: start it, then add empty nodes with `cairn members add`");
     Ok(())
 }

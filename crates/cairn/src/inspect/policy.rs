@@ -12,7 +12,7 @@ use crate::output;
 pub struct PolicyArgs {
     /// The pool's name.
     pool: String,
-    /// The policy: kv, prefix, least-requests, round-robin, random, or `default`.
+    #[arg(help = policy_help())]
     policy: String,
     #[command(flatten)]
     access: IndexAccess,
@@ -21,12 +21,19 @@ pub struct PolicyArgs {
     json: bool,
 }
 
+fn policy_help() -> String {
+    format!(
+        "The policy: {}; or `default` for the routers' own",
+        cairn_routing::PolicyConfig::NAMES.join(", ")
+    )
+}
+
 /// Asks and prints.
 pub fn run(args: PolicyArgs) -> anyhow::Result<()> {
     let policy = if args.policy == "default" {
         String::new()
     } else {
-        args.policy.clone()
+        cairn_routing::PolicyConfig::by_name(&args.policy)?.name().to_owned()
     };
     let request = SetPolicyRequest {
         pool: args.pool.clone(),

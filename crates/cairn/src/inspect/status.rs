@@ -49,7 +49,7 @@ fn worker_json(worker: &WorkerStatus) -> Value {
         "incarnation": worker.incarnation, "seq": worker.seq, "exact": worker.exact, "reason": reason(worker),
         "lease_live": worker.lease_live, "draining": worker.draining,
         "blocks": {"gpu": worker.gpu_blocks, "cpu": worker.cpu_blocks, "shared": worker.shared_blocks},
-        "lag_ms": worker.lag_ms,
+        "lag_ms": heard_ms(worker),
     })
 }
 
@@ -71,6 +71,11 @@ fn role_name(worker: &WorkerStatus) -> &'static str {
 
 fn reason(worker: &WorkerStatus) -> Option<&str> {
     (!worker.reason.is_empty()).then_some(worker.reason.as_str())
+}
+
+/// Milliseconds since the node that answered heard the worker's agent; `None` where it hasn't yet.
+fn heard_ms(worker: &WorkerStatus) -> Option<u64> {
+    (worker.lag_ms > 0).then_some(worker.lag_ms)
 }
 
 /// Prints members as a table.
@@ -109,7 +114,7 @@ fn print(status: &StatusReply) {
         "GPU BLOCKS",
         "CPU BLOCKS",
         "SHARED",
-        "LAG",
+        "HEARD",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(status.workers.iter().map(|w| {
@@ -127,7 +132,7 @@ fn print(status: &StatusReply) {
             w.gpu_blocks.to_string(),
             w.cpu_blocks.to_string(),
             w.shared_blocks.to_string(),
-            format!("{} ms", w.lag_ms),
+            heard_ms(w).map_or_else(|| "-".to_owned(), |ms| format!("{ms} ms ago")),
         ]
     }));
     output::table(&rows);

@@ -1,6 +1,7 @@
 //! What will run: ports, directories and the configuration of every child.
 
 use std::fmt::Write as _;
+use std::fs::{File, TryLockError};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,8 @@ pub struct Plan {
     /// Where state and logs live.
     pub data: PathBuf,
     temporary: Option<tempfile::TempDir>,
+    // Held as long as the plan: nobody else writes configurations there.
+    _lock: File,
     waves: Vec<Vec<ChildSpec>>,
 }
 
@@ -37,6 +40,7 @@ impl Plan {
     /// Chooses ports, makes the directories and writes the configurations.
     pub fn new(args: &UpArgs) -> anyhow::Result<Self> {
         let (data, temporary) = data_dir(args.data.as_deref())?;
+        let lock = lock(&data)?;
         let mut ports = Ports {
             base: args.port,
             taken: Vec::new(),
@@ -65,6 +69,7 @@ impl Plan {
             simulated,
             data,
             temporary,
+            _lock: lock,
             waves: Vec::new(),
         };
         plan.write(args, &engine_ports, &ops)?;
@@ -82,6 +87,13 @@ impl Plan {
             && let Err(error) = folder.close()
         {
             crate::output::note(format!("the temporary directory was not removed: {error}"));
+        }
+    }
+
+    /// Leaves everything where it is and says so: after a failure the logs are wanted.
+    pub fn keep(mut self) {
+        if let Some(folder) = self.temporary.take() {
+            crate::output::note(format!("state and logs are kept in {}", folder.keep().display()));
         }
     }
 
@@ -165,10 +177,10 @@ impl Plan {
 
     fn router_config(&self, i: usize, port: u16, args: &UpArgs, telemetry: &str) -> String {
         let mut text = format!(
-            "listen = \"127.0.0.1:{port}\"\nname = \"router-{}\"\nindex = [{}]\npolicy = \"{}\"\ndata_dir = {}\n",
+            "listen = \"127.0.0.1:{port}\"\nname = \"router-{}\"\nindex = [{}]\npolicy = {}\ndata_dir = {}\n",
             i + 1,
             self.index_addresses(),
-            args.policy,
+            toml::Value::String(args.policy.clone()),
             quoted(&self.data.join(format!("router-{}", i + 1))),
         );
         if let Some(folder) = &args.tokenizer {
@@ -202,6 +214,20 @@ fn data_dir(wanted: Option<&Path>) -> anyhow::Result<(PathBuf, Option<tempfile::
     Ok((path, temporary))
 }
 
+/// Takes the data directory for this cluster alone, before anything is written there.
+fn lock(data: &Path) -> anyhow::Result<File> {
+    let path = data.join("up.lock");
+    let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!(
+            "another `cairn up` uses {}; end it, or give this one another --data directory",
+            data.display()
+        ),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {}", path.display())),
+    }
+}
+
 /// A path as a TOML string.
 fn quoted(path: &Path) -> String {
     toml::Value::String(path.display().to_string()).to_string()
@@ -218,7 +244,10 @@ fn base_url(url: &str) -> anyhow::Result<String> {
 }
 
 fn telemetry(otlp: &str) -> String {
-    format!("\n[telemetry]\notlp_endpoint = \"{otlp}\"\n")
+    format!(
+        "\n[telemetry]\notlp_endpoint = {}\n",
+        toml::Value::String(otlp.to_owned())
+    )
 }
 
 fn engine_config(port: u16, speed: f64, telemetry: &str) -> String {

@@ -15,12 +15,16 @@ use crate::output;
 
 /// Longest wait between the last child's ready line and a router that can reach every engine.
 const SERVING_TIMEOUT: Duration = Duration::from_secs(60);
+/// What is waited for is said after this long.
+const SAID_AFTER: Duration = Duration::from_secs(8);
 /// Pause between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Waits until every router sees every engine, with the index's word on each.
 pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Result<()> {
-    let deadline = Instant::now() + SERVING_TIMEOUT;
+    let begun = Instant::now();
+    let deadline = begun + SERVING_TIMEOUT;
+    let mut said = false;
     for port in &plan.routers {
         loop {
             let seen = ask_http::json(
@@ -37,6 +41,14 @@ pub async fn wait_until_serving(plan: &Plan, children: &[Running]) -> anyhow::Re
                 },
                 Err(error) => error.to_string(),
             };
+            if !said && begun.elapsed() > SAID_AFTER {
+                said = true;
+                let (log, left) = (plan.data.join("log"), SERVING_TIMEOUT - SAID_AFTER);
+                output::note(format!(
+                    "still waiting, for {left:?} more: {waiting_for} (logs: {})",
+                    log.display()
+                ));
+            }
             if Instant::now() > deadline {
                 let agents = children
                     .iter()
@@ -69,7 +81,9 @@ fn missing(plan: &Plan, status: &Value) -> Option<String> {
         };
         let ranks: Vec<&Value> = workers.iter().filter(rank_of).collect();
         if ranks.is_empty() {
-            return Some(format!("no worker of {engine} is known; is the engine up?"));
+            return Some(format!(
+                "no worker of {engine} is known; is the engine up, and does {engine}/v1/models answer from this host?"
+            ));
         }
         if let Some(unfit) = ranks.iter().find(|w| w["health"] != "healthy") {
             return Some(format!("{engine} takes no requests: its state is {}", unfit["health"]));
@@ -78,8 +92,38 @@ fn missing(plan: &Plan, status: &Value) -> Option<String> {
     None
 }
 
+/// A name that requests may use, as the first router tells it.
+pub async fn served_model(plan: &Plan) -> String {
+    let url = format!("http://127.0.0.1:{}/v1/models", plan.routers[0]);
+    let list = ask_http::json(Method::GET, &url, None, Bytes::new()).await;
+    let first = list
+        .ok()
+        .and_then(|list| Some(list.pointer("/data/0/id")?.as_str()?.to_owned()));
+    // Something to fill in, where an engine has just gone.
+    first.unwrap_or_else(|| "MODEL".to_owned())
+}
+
+/// This program as one would call it from here.
+fn program() -> String {
+    let Ok(path) = std::env::current_exe() else {
+        return "cairn".to_owned();
+    };
+    let below = std::env::current_dir()
+        .ok()
+        .and_then(|here| Some(path.strip_prefix(here).ok()?.to_owned()));
+    let text = match below {
+        Some(below) if below.components().count() == 1 => format!("./{}", below.display()),
+        Some(below) => below.display().to_string(),
+        None => path.display().to_string(),
+    };
+    if text.contains(char::is_whitespace) {
+        return format!("'{text}'");
+    }
+    text
+}
+
 /// Prints what runs.
-pub fn print(plan: &Plan, children: &[Running], took: Duration, as_json: bool) {
+pub fn print(plan: &Plan, children: &[Running], model: &str, took: Duration, as_json: bool) {
     let routers: Vec<String> = plan
         .routers
         .iter()
@@ -104,10 +148,11 @@ pub fn print(plan: &Plan, children: &[Running], took: Duration, as_json: bool) {
         output::line(line.to_string());
         return;
     }
-    let engines = if plan.simulated {
-        "simulated engines"
-    } else {
-        "engines of yours"
+    let engines = match (plan.simulated, plan.engines.len()) {
+        (true, 1) => "simulated engine",
+        (true, _) => "simulated engines",
+        (false, 1) => "engine of yours",
+        (false, _) => "engines of yours",
     };
     output::line(format!(
         "Cairn is up after {:.1} s (state and logs: {})",
@@ -121,19 +166,20 @@ pub fn print(plan: &Plan, children: &[Running], took: Duration, as_json: bool) {
         plan.engines.len(),
         plan.engines.join("  ")
     ));
-    output::line(try_next(plan, &routers[0], &index[0]));
+    output::line(try_next(plan, model, &routers[0], &index[0]));
 }
 
-fn try_next(plan: &Plan, router: &str, index: &str) -> String {
-    let model = if plan.simulated { "cairn-demo" } else { "MODEL" };
+fn try_next(plan: &Plan, model: &str, router: &str, index: &str) -> String {
+    let cairn = program();
     let body = format!(r#"{{"model":"{model}","messages":[{{"role":"user","content":"What is a cairn?"}}]}}"#);
     let mut text = format!(
         "\nTry next:\n  curl {router}/v1/chat/completions -H 'content-type: application/json' -d '{body}'\n  \
-         echo '{body}' | cairn explain --router {router} --body -\n  \
-         cairn explain --router {router} --last\n  cairn status --index {index}\n"
+         echo '{body}' | {cairn} explain --router {router} --body -\n  \
+         {cairn} explain --router {router} --last\n  {cairn} status --index {index}\n"
     );
     if plan.simulated {
-        text.push_str("With engines of your own:\n  cairn up --engine http://HOST:8000 --engine http://HOST:8001\n");
+        let own = format!("{cairn} up --engine http://HOST:8000 --engine http://HOST:8001");
+        text.push_str(&format!("With engines of your own:\n  {own}\n"));
     }
     text.push_str("Ctrl-C ends everything.");
     text

@@ -13,8 +13,9 @@ use super::report;
 use crate::output;
 use crate::signals::Ends;
 
-/// Each child's time to end by itself; routers finish their streams in it.
-const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Each child's time to end by itself; routers finish their streams in the 30 s that a role gives itself, and a little is left
+/// for the rest. A second signal ends the waiting.
+const STOP_GRACE: Duration = Duration::from_secs(35);
 /// Pause before a dead child is started again.
 const RESTART_PAUSE: Duration = Duration::from_millis(500);
 /// Restarts of one child within [`RESTART_WINDOW`] after which the whole cluster is given up.
@@ -24,26 +25,50 @@ const RESTART_WINDOW: Duration = Duration::from_secs(60);
 
 type Watch = Pin<Box<dyn Future<Output = (usize, anyhow::Result<Running>)>>>;
 
-/// Runs the cluster until a signal.
+/// A signal that came before the cluster was wholly there; nothing went wrong.
+#[derive(Debug)]
+struct EndedEarly {
+    signal: &'static str,
+    before: &'static str,
+}
+
+impl std::fmt::Display for EndedEarly {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} came before the cluster was {}", self.signal, self.before)
+    }
+}
+
+impl std::error::Error for EndedEarly {}
+
+/// Runs the cluster until a signal; a temporary directory outlives a failure alone.
 pub async fn run(plan: Plan, json: bool) -> anyhow::Result<()> {
+    let outcome = serve(&plan, json).await;
+    match &outcome {
+        Err(error) if !error.is::<EndedEarly>() => plan.keep(),
+        Ok(()) | Err(_) => plan.clean_up(),
+    }
+    outcome
+}
+
+async fn serve(plan: &Plan, json: bool) -> anyhow::Result<()> {
     let mut ends = Ends::listen(false).context("listening for signals")?;
     let begun = Instant::now();
     let outcome = tokio::select! {
-        up = start_all(&plan) => up,
-        signal = ends.next() => Err(anyhow::anyhow!("{signal} came before the cluster was up")),
+        up = start_all(plan) => up,
+        signal = ends.next() => Err(EndedEarly { signal, before: "up" }.into()),
     };
     let children = outcome?;
     tokio::select! {
-        ready = report::wait_until_serving(&plan, &children) => ready?,
+        ready = report::wait_until_serving(plan, &children) => ready?,
         signal = ends.next() => {
             stop_all(children.into_iter().map(Some).collect()).await;
-            anyhow::bail!("{signal} came before the cluster was serving");
+            let before = "serving";
+            return Err(EndedEarly { signal, before }.into());
         }
     }
-    report::print(&plan, &children, begun.elapsed(), json);
-    keep_alive(children, &mut ends).await?;
-    plan.clean_up();
-    Ok(())
+    let model = report::served_model(plan).await;
+    report::print(plan, &children, &model, begun.elapsed(), json);
+    keep_alive(children, &mut ends).await
 }
 
 async fn start_all(plan: &Plan) -> anyhow::Result<Vec<Running>> {

@@ -1,7 +1,7 @@
 //! A real cluster of real processes for tests: started through the binary, asked over HTTP, ended by signal.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -169,13 +169,17 @@ pub fn get(url: &str) -> (u16, String) {
 
 /// Posts a streamed request and returns the events' data lines.
 pub fn stream(url: &str, body: &Value) -> Vec<String> {
+    open_stream(url, body).collect()
+}
+
+/// The same, line by line as they come.
+pub fn open_stream(url: &str, body: &Value) -> impl Iterator<Item = String> {
     let response = agent().post(url).send_json(body).unwrap();
     assert_eq!(response.status(), 200);
     let lines = BufReader::new(response.into_body().into_reader()).lines();
     lines
         .map(|l| l.unwrap())
         .filter_map(|l| l.strip_prefix("data: ").map(str::to_owned))
-        .collect()
 }
 
 /// A chat body; `start` is shared text, `end` the request's own.
@@ -291,7 +295,7 @@ pub fn free_port() -> u16 {
         .port()
 }
 
-/// Says loudly that a test did not run, and why.
+/// Says loudly that a test did not run, and why; written past the capture of a passing test's output.
 pub fn skipped(test: &str, set: &str) {
-    eprintln!("SKIPPED: {test}: set {set}");
+    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: set {set}");
 }

@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::fields::{self, Fields};
 use super::{Call, Failure, LoadGuard, generate, prompts, request};
-use crate::engine::Engine;
+use crate::engine::{Engine, unix_seconds};
 use crate::http::{ApiError, Reply, json_reply};
 use crate::rank::{Command, Submission};
 
@@ -80,7 +80,7 @@ pub(crate) async fn answer(engine: &Arc<Engine>, call: &Call) -> Result<Reply, F
     let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0});
     let answer = json!({
         "id": format!("embd-{}", uuid::Uuid::new_v4().simple()),
-        "object": "list", "created": engine.created, "model": model, "data": data, "usage": usage,
+        "object": "list", "created": unix_seconds() as u64, "model": model, "data": data, "usage": usage,
     });
     Ok(json_reply(StatusCode::OK, &answer))
 }

@@ -17,7 +17,7 @@ use super::request::{CHOICES_MAX, Kind, Transfer, Wanted};
 use super::stream::EventStream;
 use super::{Call, Failure, LoadGuard, prompts};
 use crate::answer::Limits;
-use crate::engine::{Engine, Hang};
+use crate::engine::{Engine, Hang, unix_seconds};
 use crate::http::{ApiError, Body, Reply, json_reply};
 use crate::rank::{CancelOnDrop, Command, Rank, Submission};
 
@@ -114,7 +114,7 @@ async fn start(
     let mut running = Running {
         engine: engine.clone(),
         id: format!("{prefix}-{unique}"),
-        created: engine.created,
+        created: unix_seconds() as u64,
         prompts: prompts.into_iter().map(Arc::from).collect(),
         choices: Vec::new(),
         outputs,

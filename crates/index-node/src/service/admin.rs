@@ -209,7 +209,7 @@ impl Service {
                     reason: reason(source.claim()).to_owned(),
                     lease_live: source.lease == LeaseState::Live,
                     draining: worker.draining,
-                    lag_ms: node.leases.silent_ms(worker.source).unwrap_or(0),
+                    lag_ms: node.leases.silent_ms(worker.source).map_or(0, |ms| ms.max(1)),
                     ..v1::WorkerStatus::default()
                 };
                 for holder in &source.holders {

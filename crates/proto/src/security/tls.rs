@@ -93,4 +93,24 @@ impl Credentials {
     pub fn rustls_server_config(&self, alpn: &[&[u8]]) -> Result<Option<Arc<rustls::ServerConfig>>, SecurityError> {
         self.server_pem().map(|pair| pair.rustls_config(alpn)).transpose()
     }
+
+    /// What guards an HTTP port for operators on `address`: TLS and the token beyond loopback, nothing on it.
+    ///
+    /// # Errors
+    /// [`SecurityError::OpenPort`] beyond loopback without both, [`SecurityError::Tls`].
+    pub fn operators_guard(
+        &self,
+        address: std::net::SocketAddr,
+    ) -> Result<Option<(Arc<rustls::ServerConfig>, super::Token)>, SecurityError> {
+        if address.ip().is_loopback() {
+            return Ok(None);
+        }
+        match (self.rustls_server_config(&[b"http/1.1"])?, self.token()) {
+            (Some(tls), Some(token)) => Ok(Some((tls, token.clone()))),
+            (_, _) => Err(SecurityError::OpenPort {
+                address: address.to_string(),
+                missing: "cluster_token_file, tls_cert_file and tls_key_file".to_owned(),
+            }),
+        }
+    }
 }

@@ -76,12 +76,6 @@ impl BlockPool {
         self.copies
     }
 
-    /// Distinct hashes that can be hit.
-    #[must_use]
-    pub fn cached_hashes(&self) -> usize {
-        self.cached.len()
-    }
-
     /// The oldest copy of `hash`.
     #[must_use]
     pub fn lookup(&self, hash: EngineHash) -> Option<BlockId> {

@@ -11,10 +11,8 @@ pub(crate) struct EditPlan {
     pub cache_salt: Option<String>,
     /// Ask a streamed answer for its usage.
     pub ask_usage: bool,
-    /// Replace (or add) `kv_transfer_params` with this JSON text.
+    /// Give this JSON text as `kv_transfer_params`.
     pub kv_transfer_params: Option<String>,
-    /// Drop a client's own `kv_transfer_params`.
-    pub drop_kv_transfer_params: bool,
     /// Members that a prefill leg replaces: `max_tokens`, `max_completion_tokens`, `min_tokens`, `stream`, `n`.
     pub prefill_leg: bool,
     /// Further top-level members, as key and JSON text.
@@ -33,6 +31,15 @@ pub(crate) struct Edited {
 /// Members that never pass: engines would announce blocks again without a copy.
 const REPORT_MODE: &str = "kv_cache_report_mode";
 
+/// Members that name other engines and the blocks they hold: an engine connects where they say. They are the router's to
+/// give, and a client's own never pass.
+const FOR_ENGINES: [&str; 4] = [
+    "kv_transfer_params",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+];
+
 /// Applies `plan` to `body`, whose members are `found`.
 pub(crate) fn edit(body: &Bytes, found: &[Member<'_>], plan: &EditPlan) -> Result<Edited, ScanError> {
     let mut out = Splice::default();
@@ -44,9 +51,7 @@ pub(crate) fn edit(body: &Bytes, found: &[Member<'_>], plan: &EditPlan) -> Resul
         match &*member.key {
             REPORT_MODE => out.drop_member(),
             "cache_salt" if plan.cache_salt.is_some() => out.drop_member(),
-            "kv_transfer_params" if plan.kv_transfer_params.is_some() || plan.drop_kv_transfer_params => {
-                out.drop_member();
-            }
+            key if FOR_ENGINES.contains(&key) => out.drop_member(),
             "vllm_xargs" => match without_report_mode(value)? {
                 Some(new) => out.replace(format!("\"vllm_xargs\":{new}")),
                 None => out.keep(&body[member.whole.clone()]),
@@ -258,6 +263,17 @@ mod tests {
         assert_eq!(run(text, &plan).0, r#"{"a":1,"vllm_xargs":{"b":2}}"#);
         let text = "{\"kv\\u005fcache_report_mode\":\"full\"}";
         assert_eq!(run(text, &plan).0, "{}");
+    }
+
+    #[test]
+    fn a_clients_own_words_about_other_engines_never_pass() {
+        let text = r#"{"model":"m","kv_transfer_params":{"remote_host":"10.0.0.9"},"bootstrap_host":"x","bootstrap_port":1,"bootstrap\u005froom":2}"#;
+        assert_eq!(run(text, &EditPlan::default()).0, r#"{"model":"m"}"#);
+        let plan = EditPlan {
+            extra: vec![("bootstrap_room", "7".into())],
+            ..EditPlan::default()
+        };
+        assert_eq!(run(text, &plan).0, r#"{"model":"m","bootstrap_room":7}"#);
     }
 
     #[test]

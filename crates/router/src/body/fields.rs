@@ -83,20 +83,18 @@ pub(crate) struct Fields<'a> {
     pub chat: Option<Value>,
     /// Raw `prompt`.
     pub prompt: Option<&'a str>,
-    /// Whether the client gave its own `kv_transfer_params`.
-    pub has_kv_transfer_params: bool,
 }
 
 /// A member with the wrong type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{param}` must be {expected} (at byte {at})")]
+#[error("`{param}` must be {expected}{}", .at.map(|at| format!(" (at byte {at})")).unwrap_or_default())]
 pub(crate) struct FieldsError {
     /// Which member.
     pub param: &'static str,
     /// What it must be.
     pub expected: &'static str,
-    /// Where its value starts.
-    pub at: usize,
+    /// Where its value starts; `None` where it is missing, or only its own text is at hand.
+    pub at: Option<usize>,
 }
 
 impl<'a> Fields<'a> {
@@ -116,13 +114,17 @@ impl<'a> Fields<'a> {
         if endpoint == Endpoint::Completions && prompt.is_none() {
             return Err(get.wrong("prompt", PROMPT_SHAPES));
         }
+        let stream = get.flag("stream")?.unwrap_or(false);
+        if stream && get.raw("stream_options").is_some_and(|raw| !raw.starts_with('{')) {
+            return Err(get.wrong("stream_options", "an object"));
+        }
         let max_tokens = match get.number("max_completion_tokens")? {
             Some(n) => Some(n),
             None => get.number("max_tokens")?,
         };
         Ok(Self {
             model: get.text("model")?,
-            stream: get.flag("stream")?.unwrap_or(false),
+            stream,
             max_tokens: max_tokens.map(|n| u32::try_from(n.max(0)).unwrap_or(u32::MAX)),
             cache_salt: get.text("cache_salt")?,
             prompt_cache_key: get.text("prompt_cache_key")?,
@@ -135,7 +137,6 @@ impl<'a> Fields<'a> {
             },
             chat,
             prompt,
-            has_kv_transfer_params: get.raw("kv_transfer_params").is_some(),
         })
     }
 }
@@ -165,7 +166,7 @@ impl PromptInput {
         let wrong = || FieldsError {
             param: "prompt",
             expected: PROMPT_SHAPES,
-            at: 0,
+            at: None,
         };
         fn read<'de, T: Deserialize<'de>>(raw: &'de str) -> Option<T> {
             serde_json::from_str(raw).ok()
@@ -203,7 +204,7 @@ impl<'a> Getter<'a, '_> {
         FieldsError {
             param,
             expected,
-            at: self.member(param).map_or(0, |m| m.value.start),
+            at: self.member(param).map(|m| m.value.start),
         }
     }
 
@@ -267,7 +268,10 @@ mod tests {
     fn wrong_types_name_the_member() {
         let error = fields(r#"{"model":7,"prompt":"x"}"#, Endpoint::Completions).unwrap_err();
         assert_eq!(error.to_string(), "`model` must be a string (at byte 9)");
-        assert_eq!(fields("{}", Endpoint::Chat).unwrap_err().param, "messages");
+        let missing = fields("{}", Endpoint::Chat).unwrap_err();
+        assert_eq!(missing.to_string(), "`messages` must be a list of messages");
+        let text = r#"{"prompt":"x","stream":true,"stream_options":5}"#;
+        assert_eq!(fields(text, Endpoint::Completions).unwrap_err().param, "stream_options");
         assert_eq!(fields("{}", Endpoint::Completions).unwrap_err().param, "prompt");
     }
 

@@ -9,14 +9,13 @@ use http_body_util::BodyExt;
 
 use super::client::{BOUND, get, metric, open, post, send, until};
 use super::engine::{Engine, Mode};
-use super::index::Index;
 use super::routing::{World, status, token_body, tokens};
 use super::{config, router};
 
-const STREAM: &str = r#"{"model":"m","prompt":"hi","stream":true}"#;
-const WHOLE: &str = r#"{"model":"m","prompt":"hi"}"#;
+pub const STREAM: &str = r#"{"model":"m","prompt":"hi","stream":true}"#;
+pub const WHOLE: &str = r#"{"model":"m","prompt":"hi"}"#;
 
-async fn nothing_is_reserved(router: &Running) {
+pub async fn nothing_is_reserved(router: &Running) {
     let deadline = tokio::time::Instant::now() + BOUND;
     loop {
         let status = status(router).await;
@@ -73,6 +72,56 @@ async fn load_is_zero_after_clients_left_at_every_stage_and_engines_are_told() {
         metric(router.addr, "cairn_router_streams_ended_total{reason=\"client_gone\"}").await,
         40.0
     );
+}
+
+/// Every path with which a request comes, and a body for it.
+const PATHS: [(&str, &str); 6] = [
+    ("/v1/completions", WHOLE),
+    ("/v1/completions", STREAM),
+    (
+        "/v1/chat/completions",
+        r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#,
+    ),
+    (
+        "/v1/chat/completions",
+        r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true}"#,
+    ),
+    ("/v1/embeddings", r#"{"model":"m","input":"hi"}"#),
+    ("/invocations", WHOLE),
+];
+
+#[tokio::test]
+async fn load_counts_on_every_path_so_no_engine_gets_all_of_them() {
+    let engines = [
+        Engine::start("m").await,
+        Engine::start("m").await,
+        Engine::start("m").await,
+        Engine::start("m").await,
+    ];
+    let router = router(config(&engines.each_ref())).await;
+    for engine in &engines {
+        engine.set(Mode::Hang);
+    }
+    let running = || engines.iter().map(|e| e.running.load(Ordering::SeqCst)).sum::<usize>();
+    for (path, body) in PATHS {
+        let before = engines.each_ref().map(|engine| engine.seen().len());
+        let mut asks = Vec::new();
+        for _ in 0..40 {
+            let at = router.addr;
+            asks.push(tokio::spawn(async move { open(at, post(path, body)).await }));
+        }
+        until("requests at the engines", || running() == 40).await;
+        let after = engines.each_ref().map(|engine| engine.seen().len());
+        for (then, now) in before.iter().zip(&after) {
+            assert!(now - then >= 5, "{path}: {before:?}, then {after:?}");
+        }
+        assert_eq!(status(&router).await["reservations"], 40, "{path}");
+        for ask in asks {
+            ask.abort();
+        }
+        until("the engines' loss of their clients", || running() == 0).await;
+        nothing_is_reserved(&router).await;
+    }
 }
 
 #[tokio::test]
@@ -266,154 +315,4 @@ async fn a_drain_lets_streams_finish_and_says_so_at_once() {
         .await
         .expect("the drain ends with the last stream")
         .unwrap();
-}
-
-/// A pool of two prefill and two decode workers.
-async fn split_world() -> World {
-    let index = Index::start().await;
-    let mut engines = Vec::new();
-    let mut workers = Vec::new();
-    for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
-        let engine = Engine::start("m").await;
-        workers.push(index.register(&engine.url(), role, 0, 1));
-        engines.push(engine);
-    }
-    World {
-        index,
-        engines,
-        workers,
-    }
-}
-
-/// A prompt whose prefill outweighs a transfer.
-fn long_body(stream: bool) -> String {
-    serde_json::json!({"model": "m", "prompt": tokens(33, 3500), "stream": stream, "max_tokens": 50}).to_string()
-}
-
-#[tokio::test]
-async fn a_split_request_passes_the_prefills_object_to_the_decode_leg() {
-    let world = split_world().await;
-    for engine in &world.engines[2..] {
-        // Busy decode workers make a split pay.
-        engine.set(Mode::Hold { after: 1 });
-    }
-    let router = world.router().await;
-    let mut held = Vec::new();
-    for _ in 0..24 {
-        held.push(open(router.addr, post("/v1/completions", STREAM)).await);
-    }
-    for engine in &world.engines[2..] {
-        engine.set(Mode::Answer { chunks: 3 });
-    }
-    let answer = send(router.addr, post("/v1/completions", long_body(true))).await;
-    assert_eq!(answer.status, 200, "{answer:?}");
-    assert!(answer.body.ends_with("data: [DONE]\n\n"));
-    let long = |seen: &super::engine::Seen| seen.body.len() > 5_000;
-    let prefill: Vec<_> = world.engines[..2].iter().flat_map(Engine::seen).filter(long).collect();
-    assert_eq!(
-        prefill.len(),
-        1,
-        "one prefill leg: {}",
-        send(router.addr, get("/cairn/decisions?limit=1")).await.body
-    );
-    let sent: serde_json::Value = serde_json::from_str(&prefill[0].body).unwrap();
-    assert_eq!((&sent["max_tokens"], &sent["stream"]), (&1.into(), &false.into()));
-    assert_eq!(sent["kv_transfer_params"]["do_remote_decode"], true);
-    let decode = world.engines[2..]
-        .iter()
-        .flat_map(Engine::seen)
-        .find(|seen| long(seen) && seen.body.contains("remote_engine_id"));
-    let decode: serde_json::Value = serde_json::from_str(&decode.unwrap().body).unwrap();
-    assert_eq!(decode["kv_transfer_params"]["remote_engine_id"], "p1");
-    assert_eq!(decode["max_tokens"], 50);
-
-    // A client that leaves while the prompt is computed ends the prefill within a second.
-    for engine in &world.engines[..2] {
-        engine.set(Mode::Hang);
-    }
-    let at = router.addr;
-    let ask = tokio::spawn(async move { open(at, post("/v1/completions", long_body(true))).await });
-    until("the prefill", || {
-        world.engines[..2].iter().any(|e| e.running.load(Ordering::SeqCst) == 1)
-    })
-    .await;
-    let left = Instant::now();
-    ask.abort();
-    until("its end", || {
-        world.engines[..2].iter().all(|e| e.running.load(Ordering::SeqCst) == 0)
-    })
-    .await;
-    assert!(left.elapsed() < Duration::from_secs(1));
-
-    // A prefill that fails costs one retry with a new pair.
-    world.engines[0].set(Mode::Status(500));
-    world.engines[1].set(Mode::Status(500));
-    let before = world.counts();
-    let answer = send(router.addr, post("/v1/completions", long_body(false))).await;
-    let tried = world.counts()[..2].iter().sum::<usize>() - before[..2].iter().sum::<usize>();
-    assert!(tried <= 2, "{tried} prefills were tried");
-    assert!(
-        answer.status == 200 || answer.error_code() == "engine_failed",
-        "{answer:?}"
-    );
-    drop(held);
-    nothing_is_reserved(&router).await;
-}
-
-#[tokio::test]
-async fn both_legs_of_sglang_meet_in_one_room_and_end_together() {
-    let index = Index::start().await;
-    let (mut engines, mut workers) = (Vec::new(), Vec::new());
-    for role in [Role::Prefill, Role::Decode] {
-        let engine = Engine::start("m").await;
-        // SGLang's decode engines refuse whole requests, so every request is split.
-        workers.push(index.register_as(&engine.url(), role, 0, 1, |worker| {
-            worker.engine_kind = "sglang".into();
-            worker.bootstrap = (role == Role::Prefill).then(|| "10.0.0.7:8765".to_owned());
-        }));
-        engines.push(engine);
-    }
-    let world = World {
-        index,
-        engines,
-        workers,
-    };
-    let (prefill, decode) = (&world.engines[0], &world.engines[1]);
-    let router = world.router().await;
-    let answer = send(router.addr, post("/v1/completions", STREAM)).await;
-    assert_eq!(answer.status, 200, "{answer:?}");
-    assert!(answer.body.ends_with("data: [DONE]\n\n"));
-    let leg = |engine: &Engine| {
-        let seen = engine.seen().into_iter().find(|seen| seen.path == "/v1/completions");
-        serde_json::from_str::<serde_json::Value>(&seen.expect("a leg went there").body).unwrap()
-    };
-    let (one, other) = (leg(prefill), leg(decode));
-    assert_eq!(
-        (&one["bootstrap_host"], &one["bootstrap_port"]),
-        (&"10.0.0.7".into(), &8765.into())
-    );
-    for field in ["bootstrap_host", "bootstrap_port", "bootstrap_room", "prompt"] {
-        assert_eq!(one[field], other[field], "{field}");
-    }
-    assert!(one["bootstrap_room"].as_i64().is_some_and(|room| room >= 0));
-
-    // Whoever ends first ends both: the decode engine that fails, and the client that leaves.
-    let running = |engine: &Engine| engine.running.load(Ordering::SeqCst);
-    prefill.set(Mode::Hang);
-    decode.set(Mode::Status(400));
-    let answer = send(router.addr, post("/v1/completions", WHOLE)).await;
-    assert_eq!(answer.status, 400, "{answer:?}");
-    let ended = Instant::now();
-    until("the prefill leg's end", || running(prefill) == 0).await;
-    assert!(ended.elapsed() < Duration::from_secs(1), "{:?}", ended.elapsed());
-
-    decode.set(Mode::Hang);
-    let at = router.addr;
-    let ask = tokio::spawn(async move { open(at, post("/v1/completions", STREAM)).await });
-    until("both legs", || (running(prefill), running(decode)) == (1, 1)).await;
-    let left = Instant::now();
-    ask.abort();
-    until("their end", || (running(prefill), running(decode)) == (0, 0)).await;
-    assert!(left.elapsed() < Duration::from_secs(1), "{:?}", left.elapsed());
-    nothing_is_reserved(&router).await;
 }

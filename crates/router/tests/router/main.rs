@@ -8,6 +8,7 @@ mod hostile;
 mod index;
 mod proxy;
 mod routing;
+mod splits;
 mod traces;
 
 use cairn_router::{Config, EngineConfig, Running};

@@ -2,6 +2,7 @@
 
 use super::client::{get, post, send};
 use super::engine::{Engine, Mode};
+use super::routing::{World, tokens};
 use super::{config, router};
 
 #[tokio::test]
@@ -52,4 +53,30 @@ async fn models_are_listed_and_unknown_ones_refused() {
     )
     .await;
     assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn every_name_of_a_model_meets_the_same_blocks_and_comes_back_in_the_answer() {
+    let world = World::start(2).await;
+    let prompt = tokens(1, 640);
+    world.index.store(&world.workers[1], &prompt, "");
+    let router = world.router().await;
+    let names = ["m", "alias/of-m"];
+    let body = |name: &str| serde_json::json!({"model": name, "prompt": prompt}).to_string();
+    for name in names {
+        let told = send(router.addr, post("/cairn/explain", body(name))).await.json();
+        let credits: Vec<_> = told["candidates"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|row| row["gpu_tokens"].as_u64().unwrap())
+            .collect();
+        assert_eq!(credits, [0, 624], "{name}");
+    }
+    for name in names {
+        let answer = send(router.addr, post("/v1/completions", body(name))).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.json()["model"], name);
+    }
+    assert_eq!(world.counts(), [0, 2]);
 }

@@ -1,4 +1,4 @@
-//! Other routers in their cache-aware modes, installed from PyPI into a folder that the caller names.
+//! Other routers, in their cache-aware modes unless told otherwise, installed from PyPI into a folder that the caller names.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -53,8 +53,8 @@ pub struct RunningPeer {
 }
 
 impl Peer {
-    /// Starts it in front of `engines`; `folder` is a Python environment that has its package.
-    pub async fn start(&self, folder: &Path, engines: &[String]) -> anyhow::Result<RunningPeer> {
+    /// Starts it in front of `engines`, choosing by `policy`; `folder` is a Python environment that has its package.
+    pub async fn start(&self, folder: &Path, policy: &str, engines: &[String]) -> anyhow::Result<RunningPeer> {
         let program = folder.join("bin").join(self.program);
         if !program.exists() {
             let (folder, package) = (folder.display(), self.package);
@@ -68,7 +68,7 @@ impl Peer {
         command
             .args(self.subcommand)
             .args(["--host", "127.0.0.1", "--port", &port.to_string()]);
-        command.args(["--policy", "cache_aware", "--log-level", "error"]);
+        command.args(["--policy", policy, "--log-level", "error"]);
         command.args([
             "--prometheus-host",
             "127.0.0.1",

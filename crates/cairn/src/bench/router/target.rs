@@ -73,9 +73,9 @@ impl Target {
         })
     }
 
-    /// Another router in its cache-aware mode.
-    pub async fn peer(peer: Peer, folder: &Path, engines: &[String]) -> anyhow::Result<Self> {
-        Ok(Self::running(peer.name, peer.start(folder, engines).await?))
+    /// Another router that chooses by `policy`.
+    pub async fn peer(peer: Peer, folder: &Path, policy: &str, engines: &[String]) -> anyhow::Result<Self> {
+        Ok(Self::running(peer.name, peer.start(folder, policy, engines).await?))
     }
 
     /// A bare TCP relay.
