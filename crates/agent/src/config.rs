@@ -3,7 +3,7 @@
 mod default_text;
 mod engine;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use cairn_proto::security::{Security, SecurityError};
@@ -274,16 +274,6 @@ pub(crate) fn field(name: &str, fault: &str) -> ConfigError {
     ConfigError::Field {
         field: name.to_owned(),
         fault: fault.to_owned(),
-    }
-}
-
-/// Addresses that cloud hosts answer with credentials on, and others that no engine has.
-#[must_use]
-pub fn is_link_local(ip: IpAddr) -> bool {
-    match ip.to_canonical() {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        // fe80::/10, and the metadata address of one large cloud.
-        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments()[..3] == [0xfd00, 0x0ec2, 0],
     }
 }
 

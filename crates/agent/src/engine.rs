@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use cairn_blocks::BlockSize;
 use cairn_index::{HolderSpec, PoolSpec, Reach, SourceSpec, Tier, WorkerSpec};
+use cairn_proto::security::is_link_local;
 use cairn_proto::{limits, v1};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -13,7 +14,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Backoff;
-use crate::config::{EngineConfig, is_link_local};
+use crate::config::EngineConfig;
 use crate::discovery::{DiscoveryError, EngineFacts, discover};
 use crate::engine_http::EngineHttp;
 use crate::metrics::EngineLabel;

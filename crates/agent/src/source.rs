@@ -265,6 +265,7 @@ impl SourceTask {
         }
         let config = self.config(seed);
         let core = self.core.get_or_insert_with(|| Source::new(config, now));
+        core.set_rank(self.view.borrow().spec.worker.rank);
         core.registered(now, registration);
         self.dirty = true;
         self.look_at_engine();
@@ -354,6 +355,7 @@ impl SourceTask {
         };
         match Source::restore(self.config(read.seed), self.around.clock.now(), &read.body) {
             Ok(mut core) => {
+                core.set_rank(self.view.borrow().spec.worker.rank);
                 // The engine may have restarted while no agent looked.
                 if let Some(start) = read.start {
                     core.process_started(self.around.clock.now(), start);

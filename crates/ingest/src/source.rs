@@ -44,6 +44,8 @@ pub struct Source {
     pub(crate) mirror: Mirror,
     pub(crate) outbox: Outbox,
     pub(crate) unknown: Unknown,
+    /// The connection's rank, where it is known.
+    rank: Option<u32>,
     /// The gap is one only because no replay answered.
     tentative_gap: bool,
     asleep: bool,
@@ -79,6 +81,7 @@ impl Source {
             mirror,
             outbox,
             unknown,
+            rank: None,
             tentative_gap: false,
             asleep: false,
             silent: false,
@@ -100,6 +103,11 @@ impl Source {
     pub fn set_capacity(&mut self, blocks: u64) {
         self.config.capacity_blocks = blocks;
         self.mirror.set_capacity(blocks);
+    }
+
+    /// Sets the connection's rank; messages that name another one are counted, and taken all the same.
+    pub fn set_rank(&mut self, rank: u32) {
+        self.rank = Some(rank);
     }
 
     /// Sets how many engine blocks the mirror keeps at most; more are left out, and the source says so.
@@ -347,6 +355,9 @@ impl Source {
     fn apply(&mut self, batch: &EventBatch) {
         self.counts.messages += 1;
         self.counts.events += batch.events.len() as u64;
+        if matches!((batch.rank, self.rank), (Some(named), Some(own)) if named != own) {
+            self.counts.foreign_rank += 1;
+        }
         self.silent = false;
         self.quiet_from = None;
         for reason in &batch.refused {

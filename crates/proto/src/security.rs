@@ -5,6 +5,7 @@
 
 mod auth;
 mod channel;
+mod link_local;
 mod rule;
 mod tls;
 
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 pub use auth::{ClientAuth, ServerAuth, Token};
 pub use channel::AuthChannel;
+pub use link_local::{is_link_local, names_link_local};
 pub use tls::PemPair;
 
 /// Shortest accepted cluster token in bytes: 16 random bytes can't be guessed online.

@@ -87,6 +87,9 @@ pub struct EngineConfig {
     /// Pool that it belongs to; by default the name of the model that it serves.
     #[serde(default)]
     pub pool: String,
+    /// Allows a link-local or metadata address.
+    #[serde(default)]
+    pub allow_link_local: bool,
 }
 
 fn both() -> String {
@@ -233,6 +236,13 @@ impl Config {
         }
         for (i, engine) in self.engine.iter().enumerate() {
             check_url(&format!("engine[{i}].url"), &engine.url)?;
+            let host = url::Url::parse(&engine.url).ok();
+            let host = host.as_ref().and_then(url::Url::host_str);
+            if !engine.allow_link_local && host.is_some_and(cairn_proto::security::names_link_local) {
+                let problem =
+                    "is a link-local or metadata address; set allow_link_local = true if an engine really is there";
+                return wrong(&format!("engine[{i}].url"), problem.into());
+            }
             if engine.parsed_role().is_none() {
                 return wrong(
                     &format!("engine[{i}].role"),
@@ -364,6 +374,7 @@ drain_grace_ms = 30000
 # role = "both"                 # or "prefill", "decode"
 # ranks = 1
 # pool = ""                     # by default the model's name
+# allow_link_local = false
 
 # What is set for one pool.
 # [[pool]]
@@ -401,6 +412,15 @@ mod tests {
             "[[engine]]\nurl = \"http://a:1\"\n[[engine]]\nurl = \"http://a:1\"",
             "engine[1].url",
         );
+        for url in [
+            "http://169.254.169.254",
+            "http://[fe80::1]:8000",
+            "http://metadata.google.internal.",
+        ] {
+            check(&format!("[[engine]]\nurl = \"{url}\""), "engine[0].url");
+        }
+        check("policy = \"fastest\"", "policy");
+        check("[[pool]]\nname = \"p\"\npolicy = \"bogus\"", "pool[0].policy");
         check("max_body_bytes = 3", "max_body_bytes");
         check("body_memory_bytes = 3", "body_memory_bytes");
         assert!(

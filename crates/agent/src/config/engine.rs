@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use cairn_blocks::BlockSize;
 use cairn_index::Role;
+use cairn_proto::security::names_link_local;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, field, is_link_local};
+use super::{ConfigError, field};
 use crate::page::MAX_RANKS;
 use crate::zmtp::Endpoint;
 
@@ -209,7 +210,7 @@ impl EngineConfig {
                 "is needed for an https engine; name the PEM file of its authority",
             ));
         }
-        if !self.allow_link_local && names_link_local(&url) {
+        if !self.allow_link_local && url.host_str().is_some_and(names_link_local) {
             return Err(field(
                 &name("url"),
                 "is a link-local or metadata address; set allow_link_local = true if an engine really is there",
@@ -249,17 +250,5 @@ impl EventsAt {
             ));
         }
         Ok(())
-    }
-}
-
-fn names_link_local(url: &url::Url) -> bool {
-    match url.host() {
-        Some(url::Host::Ipv4(ip)) => is_link_local(ip.into()),
-        Some(url::Host::Ipv6(ip)) => is_link_local(ip.into()),
-        Some(url::Host::Domain(name)) => {
-            let name = name.trim_end_matches('.');
-            name.eq_ignore_ascii_case("metadata.google.internal") || name.eq_ignore_ascii_case("metadata")
-        }
-        None => false,
     }
 }

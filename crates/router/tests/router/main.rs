@@ -26,6 +26,7 @@ pub fn config(engines: &[&Engine]) -> Config {
                 role: "both".into(),
                 ranks: 1,
                 pool: String::new(),
+                allow_link_local: false,
             })
             .collect(),
         ..Config::default()
