@@ -107,6 +107,22 @@ impl SlotTable {
         self.buckets.get(self.place(hash).bucket).map_or(0, Bucket::passed)
     }
 
+    /// The first slot in a hash's own line that looks like it; the slot that stands for none where there is none.
+    #[inline]
+    pub(crate) fn guess(&self, hash: EngineHash) -> Slot {
+        let Place { bucket, tag } = self.place(hash);
+        let Some(line) = self.buckets.get(bucket) else {
+            return EMPTY;
+        };
+        let alike = line.alike(tag);
+        // The word after the entries is the count of passes; where nothing is alike it isn't read.
+        if alike == 0 {
+            EMPTY
+        } else {
+            line.0[alike.trailing_zeros() as usize % ENTRIES] & SLOT
+        }
+    }
+
     /// The first slot with this hash that `accept` takes.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash, mut accept: impl FnMut(Slot) -> bool) -> Option<Slot> {
@@ -246,12 +262,12 @@ impl SlotTable {
         }
     }
 
-    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a little.
+    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a quarter.
     #[cold]
     fn grow(&mut self, hash_of: impl Fn(Slot) -> EngineHash) {
         let wanted = match self.expected {
             expected if self.len < expected && self.len * EARLY >= expected => expected,
-            expected if self.len >= expected && expected > 0 => self.len + self.len / 16 + 16,
+            expected if self.len >= expected && expected > 0 => self.len + self.len / 4 + 16,
             _ => self.len + 1 + self.len / 2,
         };
         let buckets = (wanted * 100).div_ceil(FULLEST).max(1);
