@@ -18,6 +18,8 @@ impl fmt::Debug for BlockKey {
     }
 }
 
+/// Tokens of a block of the default size.
+const COMMON_TOKENS: usize = 16;
 /// Blocks of up to this many tokens are hashed from the stack.
 const STACK_TOKENS: usize = 64;
 
@@ -28,6 +30,16 @@ const STACK_TOKENS: usize = 64;
 /// tokens as little-endian `u32`s, followed, where `extra` isn't empty, by each identity framed by its length.
 #[must_use]
 pub fn next_key(parent: BlockKey, tokens: &[Token], extra: &[&str]) -> BlockKey {
+    if extra.is_empty()
+        && let Ok(tokens) = <&[Token; COMMON_TOKENS]>::try_from(tokens)
+    {
+        // Two tokens at a time: what is hashed is read again in words of eight bytes.
+        let mut bytes = [0u8; COMMON_TOKENS * 4];
+        for (word, pair) in bytes.chunks_exact_mut(8).zip(tokens.chunks_exact(2)) {
+            word.copy_from_slice(&(u64::from(pair[0]) | u64::from(pair[1]) << 32).to_le_bytes());
+        }
+        return BlockKey(xxh3_64_with_seed(&bytes, parent.0));
+    }
     if extra.is_empty() && tokens.len() <= STACK_TOKENS {
         let mut bytes = [0u8; STACK_TOKENS * 4];
         for (slot, token) in bytes.chunks_exact_mut(4).zip(tokens) {

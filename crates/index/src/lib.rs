@@ -24,5 +24,5 @@ pub use overlap::{Overlap, Query, WorkerOverlap};
 pub use registry::{
     Holder, HolderSpec, LeaseState, Pool, PoolSpec, Reach, Registry, Role, Source, SourceSpec, Tier, Worker, WorkerSpec,
 };
-pub use residency::{DEPTH_MAX, Removed, Residency, Stored, WEIGHT_MAX};
+pub use residency::{DEPTH_MAX, READ_AHEAD, Removed, Residency, Stored, WEIGHT_MAX};
 pub use state::{Counters, IndexState, SourceAudit, StateDigest};

@@ -40,6 +40,23 @@ pub enum Op {
     Confidence(Confidence),
 }
 
+impl Op {
+    /// The block that the index must find to apply this: whose, its key and its depth.
+    #[must_use]
+    pub fn block(&self) -> Option<(HolderId, BlockKey, Depth)> {
+        match self {
+            Self::Store {
+                holder,
+                anchor,
+                anchor_depth,
+                ..
+            } => (anchor_depth.0 > 0).then_some((*holder, *anchor, *anchor_depth)),
+            Self::Remove { holder, key, depth, .. } => Some((*holder, *key, *depth)),
+            Self::Clear { .. } | Self::Confidence(_) => None,
+        }
+    }
+}
+
 /// What the index may claim about one source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Confidence {

@@ -12,6 +12,7 @@ mod arena;
 mod change;
 mod holes;
 mod lookup;
+mod middle;
 mod run;
 mod runs;
 mod stored;
@@ -23,6 +24,7 @@ use cairn_blocks::BlockKey;
 
 use crate::{HolderDigest, HolderId};
 use holes::{Holes, HolesMap};
+pub use lookup::READ_AHEAD;
 use run::RunId;
 use runs::Runs;
 use table::KeyTable;

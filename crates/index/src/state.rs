@@ -6,7 +6,7 @@ use crate::digest::scramble;
 use crate::overlap::ReachTables;
 use crate::{
     Batch, BatchOutcome, Command, Confidence, DegradedReason, HolderDigest, HolderId, Incarnation, LeaseState,
-    LogIndex, Op, Query, Registry, Reply, Residency, Seq, SourceId, Stored, WorkerId, WorkerOverlap,
+    LogIndex, Op, Query, READ_AHEAD, Registry, Reply, Residency, Seq, SourceId, Stored, WorkerId, WorkerOverlap,
 };
 
 /// Digest of everything in an [`IndexState`] but its place in the log.
@@ -261,6 +261,11 @@ impl IndexState {
         let mut confidence = source.confidence;
         let mut full = false;
         for (position, op) in (0u32..).zip(&batch.ops) {
+            let at = position as usize;
+            if at.is_multiple_of(READ_AHEAD) && self.residency.reads_ahead() {
+                let next = batch.ops[at..].iter().take(READ_AHEAD);
+                self.residency.read_ahead(next.filter_map(Op::block));
+            }
             match op {
                 Op::Store {
                     holder,

@@ -343,6 +343,37 @@ fn a_million_random_changes_leave_what_the_model_says() {
     }
 }
 
+/// What engines that evict at random do: the table of all keys is made on the way, in steps, and outgrown.
+#[test]
+fn removals_at_random_leave_what_the_model_says() {
+    let mut rng = SmallRng::seed_from_u64(11);
+    let mut world = World::new();
+    let (mut with_table, mut turns) = (false, 0);
+    for round in 0..9_000u32 {
+        // More and more chains, then none for a while, then hardly any removal at random, then many again.
+        let kind = match round / 1_000 {
+            0 | 3 | 4 | 7 => 0,
+            1 | 2 | 5 => [7, 7, 7, 3, 14][round as usize % 5],
+            6 => [9, 3][round as usize % 2],
+            _ => [7, 0, 14][round as usize % 3],
+        };
+        // Removals of one or two blocks, and nothing is compared at each step but the counts.
+        let step = [kind, rng.random(), rng.random(), rng.random(), rng.random::<u32>() | 1];
+        world.step(step).unwrap();
+        if round % 500 == 0 {
+            (0..HOLDERS).for_each(|holder| world.compare(HolderId(holder)).unwrap());
+        }
+        turns += u32::from(world.real.reads_ahead() != with_table);
+        with_table = world.real.reads_ahead();
+    }
+    world.compare_all().unwrap();
+    for holder in (0..HOLDERS).map(HolderId) {
+        world.real.remove_holder(holder);
+    }
+    assert_eq!(world.real.known_blocks(), 0);
+    assert!(turns > 2, "the table came or went {turns} times");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]

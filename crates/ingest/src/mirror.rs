@@ -22,6 +22,7 @@ use cairn_index::{HolderDigest, Tier};
 use crate::fixed_hash::FixedMap;
 use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason};
 use arena::Arena;
+pub(crate) use drain::{Changes, Tail};
 use groups::Groups;
 use node::{DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use quarantine::Quarantine;

@@ -6,7 +6,7 @@ use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderId, Inc
 
 use crate::Registration;
 use crate::mirror::Mirror;
-use crate::mirror::node::Slot;
+use crate::mirror::{Changes, Tail};
 
 /// Keys in one batch: 32 KiB, half of what a log entry should have.
 const MAX_KEYS: usize = 4 << 10;
@@ -19,7 +19,7 @@ const MAX_WINDOW: usize = 16;
 #[derive(Debug)]
 struct Sent {
     batch: Batch,
-    tails: Vec<Option<(Slot, usize)>>,
+    tails: Vec<Tail>,
 }
 
 /// What an answer of the index asks for.
@@ -42,6 +42,8 @@ pub(crate) struct Outbox {
     unsent: usize,
     built: Seq,
     told_confidence: Option<Confidence>,
+    /// Buffers of a small batch that was answered.
+    spare: Changes,
     /// Anchors that the index didn't know, and full repairs.
     pub(crate) unknown_anchors: u64,
     pub(crate) full_repairs: u64,
@@ -130,27 +132,22 @@ impl Outbox {
             self.window_full += 1;
             return false;
         }
-        let mut ops = Vec::new();
-        let mut tails = Vec::new();
+        let changes = &mut self.spare;
         let news = self.told_confidence != Some(confidence);
         if news && confidence != Confidence::Exact {
-            ops.push(Op::Confidence(confidence));
-            tails.push(None);
+            changes.push(Op::Confidence(confidence), None);
             self.told_confidence = Some(confidence);
         }
-        for change in mirror.drain(&registration.holders, MAX_OPS, MAX_KEYS) {
-            ops.push(change.op);
-            tails.push(change.tail);
-        }
+        mirror.drain(&registration.holders, MAX_OPS, MAX_KEYS, changes);
         // Exact only once all that is known has been told.
         if news && confidence == Confidence::Exact && mirror.backlog() == 0 {
-            ops.push(Op::Confidence(confidence));
-            tails.push(None);
+            changes.push(Op::Confidence(confidence), None);
             self.told_confidence = Some(confidence);
         }
-        if ops.is_empty() {
+        if changes.ops.is_empty() {
             return false;
         }
+        let (ops, tails) = (std::mem::take(&mut changes.ops), std::mem::take(&mut changes.tails));
         self.built = Seq(self.built.0 + 1);
         let batch = Batch {
             source: registration.source,
@@ -219,7 +216,9 @@ impl Outbox {
 
     fn drop_up_to(&mut self, seq: Seq) {
         while self.window.front().is_some_and(|s| s.batch.seq <= seq) {
-            self.window.pop_front();
+            if let Some(sent) = self.window.pop_front() {
+                self.spare.reuse(sent.batch.ops, sent.tails);
+            }
             self.unsent = self.unsent.saturating_sub(1);
         }
     }

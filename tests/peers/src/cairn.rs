@@ -1,7 +1,7 @@
 //! Cairn's index by itself: the ops that agents send, applied to the residency.
 
 use cairn_blocks::{BlockKey, Depth};
-use cairn_index::{HolderId, Removed, Residency, Stored};
+use cairn_index::{HolderId, READ_AHEAD, Removed, Residency, Stored};
 
 use crate::contender::Contender;
 use crate::log::{BlockId, Event, Log, NONE, root};
@@ -21,6 +21,18 @@ enum Op {
         depth: u32,
         count: u32,
     },
+}
+
+impl Op {
+    /// The block that it needs found.
+    fn block(&self) -> Option<(HolderId, BlockKey, Depth)> {
+        match *self {
+            Self::Store {
+                holder, anchor, depth, ..
+            } => (depth > 0).then_some((HolderId(holder), anchor, Depth(depth))),
+            Self::Remove { holder, key, depth, .. } => Some((HolderId(holder), key, Depth(depth))),
+        }
+    }
 }
 
 /// Ops and the keys of their stores.
@@ -91,7 +103,12 @@ impl Contender for Cairn {
     }
 
     fn ingest(&mut self, batch: &mut Ops) {
-        for op in &batch.ops {
+        for (at, op) in batch.ops.iter().enumerate() {
+            // As the replicated state does with the ops of a batch.
+            if at % READ_AHEAD == 0 && self.residency.reads_ahead() {
+                let next = batch.ops[at..].iter().take(READ_AHEAD);
+                self.residency.read_ahead(next.filter_map(Op::block));
+            }
             match *op {
                 Op::Store {
                     holder,

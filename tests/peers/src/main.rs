@@ -2,16 +2,19 @@
 //!
 //! `cargo run --release --manifest-path tests/peers/Cargo.toml -- --quick|--full [--json FILE] [--data DIR] [--only TEXT]`.
 //! Traces come from the folder that `--data` or `CAIRN_DATA` names; what can't be run without it is said. `--only` keeps
-//! the workloads whose label contains a text, `--index` the indexes whose name does.
+//! the workloads whose label contains a text, `--index` the indexes whose name does. `--only scale`, `--only churn` and
+//! `--only huge` take Cairn alone: a thousand workers, memory over many turnovers, a hundred million memberships.
 
 mod allocator;
 mod baselines;
 mod cairn;
+mod churn;
 mod clock;
 mod contender;
 mod dynamo;
 mod isolate;
 mod log;
+mod lossy;
 mod marks;
 mod measure;
 mod mirror;
@@ -49,6 +52,8 @@ struct Entry {
     every_round: bool,
     /// It is the best peer on some figure, so that it is never left out.
     close: bool,
+    /// It is taken on the first workload alone.
+    first_only: bool,
 }
 
 impl Entry {
@@ -60,6 +65,7 @@ impl Entry {
             answers: Some(measure::answers::<C>),
             every_round: true,
             close: true,
+            first_only: false,
         }
     }
 
@@ -71,6 +77,7 @@ impl Entry {
             answers: Some(measure::together::<C>),
             every_round: false,
             close: false,
+            first_only: false,
         }
     }
 }
@@ -83,6 +90,11 @@ fn entries() -> Vec<Entry> {
         },
         Entry::new::<cairn::Cairn>("cairn"),
         Entry::new::<mirror::Mirrored>("cairn+mirror"),
+        Entry {
+            close: true,
+            first_only: true,
+            ..Entry::once::<lossy::Lossy>("cairn+mirror/1% lost")
+        },
         Entry::new::<smg::Chain<false>>("kv-index"),
         Entry {
             answers: Some(measure::answers::<smg::Chain<true>>),
@@ -161,12 +173,8 @@ fn main() -> anyhow::Result<()> {
         }
         let budget = Duration::from_secs(if options.full { 600 } else { 40 });
         let late = !options.full && began.elapsed() > QUICK;
-        let rows = run(
-            &log,
-            &options,
-            if late { Duration::ZERO } else { budget },
-            &mut calibrations,
-        )?;
+        let budget = if late { Duration::ZERO } else { budget };
+        let rows = run(&log, measured.is_empty(), &options, budget, &mut calibrations)?;
         print!("{}", rows::table(&workload.label(), &rows));
         measured.push((workload, rows));
     }
@@ -176,6 +184,22 @@ fn main() -> anyhow::Result<()> {
         Value::Null
     };
     println!("\ncairn alone over a thousand workers: {scale}");
+    let alone = |name: &str, measure: fn() -> Value| {
+        if options.index.is_empty() && (options.only.is_empty() || options.only == name) {
+            isolate::run(measure).with_context(|| format!("measuring {name}"))
+        } else {
+            Ok(Value::Null)
+        }
+    };
+    let churned = alone("churn", churn::churn)?;
+    println!("cairn alone, 200,000 blocks held while 20 million pass: {churned}");
+    // Takes a minute and more than a GiB: only where it is asked for.
+    let huge = if options.full || options.only == "huge" {
+        alone("huge", churn::huge)?
+    } else {
+        Value::Null
+    };
+    println!("cairn alone, a hundred million memberships: {huge}");
     let marks = marks::judge(&measured);
     println!();
     marks.iter().for_each(|mark| println!("{}", mark.line()));
@@ -206,6 +230,8 @@ fn main() -> anyhow::Result<()> {
             "derivation": derivation,
             "rows": rows,
             "scale": scale,
+            "churn": churned,
+            "huge": huge,
             "marks": marks.iter().map(marks::Mark::to_json).collect::<Vec<_>>(),
         });
         std::fs::write(path, format!("{report:#}\n")).with_context(|| format!("writing {}", path.display()))?;
@@ -214,11 +240,17 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Takes turns with all indexes, round by round.
-fn run(log: &Log, options: &Options, budget: Duration, calibrations: &mut Vec<u64>) -> anyhow::Result<Vec<Row>> {
+fn run(
+    log: &Log,
+    is_first: bool,
+    options: &Options,
+    budget: Duration,
+    calibrations: &mut Vec<u64>,
+) -> anyhow::Result<Vec<Row>> {
     let began = Instant::now();
     let mut entries: Vec<Entry> = entries()
         .into_iter()
-        .filter(|e| e.name.contains(&options.index))
+        .filter(|e| e.name.contains(&options.index) && (is_first || !e.first_only))
         .collect();
     if budget.is_zero() {
         let (kept, skipped): (Vec<Entry>, Vec<Entry>) = entries.into_iter().partition(|e| e.close);

@@ -39,7 +39,7 @@ pub fn ingest<C: Contender>(log: &Log) -> Value {
 }
 
 /// Gives freed memory back, so that what counts as resident is what the index needs.
-fn trim() {
+pub fn trim() {
     // SAFETY: only frees what nobody uses.
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     unsafe {

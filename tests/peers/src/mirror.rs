@@ -1,7 +1,9 @@
 //! Cairn's agent mirror and index together, from engine events with tokens to answers, on one core.
 
 use cairn_blocks::{BlockKey, BlockSize};
-use cairn_index::{BatchOutcome, HolderId, Incarnation, Op, Residency, Seq, SourceId, Stored as Outcome, Tier};
+use cairn_index::{
+    BatchOutcome, HolderId, Incarnation, Op, READ_AHEAD, Residency, Seq, SourceId, Stored as Outcome, Tier,
+};
 use cairn_ingest::{
     EngineEvent, EngineHash, EventBatch, Millis, Registration, Removed, ReplayEnd, Source, SourceConfig, Stored,
 };
@@ -9,14 +11,53 @@ use cairn_ingest::{
 use crate::contender::Contender;
 use crate::log::{BLOCK_TOKENS, BlockId, Event, Log, NONE, POOL, SEED, tokens};
 
-const NOW: Millis = Millis(1);
+/// Whatever the time is.
+pub const NOW: Millis = Millis(1);
 
 /// A mirror for each worker, and one index.
 pub struct Mirrored {
-    sources: Vec<Source>,
+    /// By worker.
+    pub sources: Vec<Source>,
     seqs: Vec<u64>,
     residency: Residency,
     depths: Vec<u32>,
+}
+
+impl Mirrored {
+    /// With sources that can ask for what they missed, or can't.
+    pub fn with_replay(log: &Log, replay: bool) -> Self {
+        let mut residency = Residency::new();
+        let sources = (0..log.workers).map(|worker| {
+            residency.add_holder(HolderId(worker));
+            source(worker, log.capacity, replay)
+        });
+        Self {
+            sources: sources.collect(),
+            seqs: vec![0; log.workers as usize],
+            residency,
+            depths: Vec::with_capacity(log.workers as usize),
+        }
+    }
+
+    /// Applies what a worker's source has to tell, as the index does.
+    pub fn tell(&mut self, worker: u32) {
+        let source = &mut self.sources[worker as usize];
+        while let Some(batch) = source.next_batch(NOW) {
+            let (incarnation, seq) = (batch.incarnation, batch.seq);
+            for (at, op) in batch.ops.iter().enumerate() {
+                // As the replicated state does.
+                if at % READ_AHEAD == 0 && self.residency.reads_ahead() {
+                    let next = batch.ops[at..].iter().take(READ_AHEAD);
+                    self.residency.read_ahead(next.filter_map(Op::block));
+                }
+                apply(&mut self.residency, op);
+            }
+            let outcome = BatchOutcome::Applied {
+                unknown_anchors: Vec::new(),
+            };
+            source.acked(NOW, incarnation, seq, &outcome);
+        }
+    }
 }
 
 impl Contender for Mirrored {
@@ -25,17 +66,7 @@ impl Contender for Mirrored {
     type Key = BlockKey;
 
     fn new(log: &Log) -> Self {
-        let mut residency = Residency::new();
-        let sources = (0..log.workers).map(|worker| {
-            residency.add_holder(HolderId(worker));
-            source(worker, log.capacity)
-        });
-        Self {
-            sources: sources.collect(),
-            seqs: vec![0; log.workers as usize],
-            residency,
-            depths: Vec::with_capacity(log.workers as usize),
-        }
+        Self::with_replay(log, false)
     }
 
     fn prepare(&mut self, log: &Log, events: &[Event]) -> Self::Batch {
@@ -93,16 +124,8 @@ impl Contender for Mirrored {
     fn ingest(&mut self, batch: &mut Self::Batch) {
         for (worker, batch) in batch.drain(..) {
             // As agents do: a message that came is told at once.
-            let source = &mut self.sources[worker as usize];
-            source.live(NOW, batch);
-            while let Some(batch) = source.next_batch(NOW) {
-                let (incarnation, seq) = (batch.incarnation, batch.seq);
-                batch.ops.iter().for_each(|op| apply(&mut self.residency, op));
-                let outcome = BatchOutcome::Applied {
-                    unknown_anchors: Vec::new(),
-                };
-                source.acked(NOW, incarnation, seq, &outcome);
-            }
+            self.sources[worker as usize].live(NOW, batch);
+            self.tell(worker);
         }
     }
 
@@ -155,7 +178,7 @@ fn apply(residency: &mut Residency, op: &Op) {
     }
 }
 
-fn source(worker: u32, capacity: u32) -> Source {
+fn source(worker: u32, capacity: u32, replay: bool) -> Source {
     let config = SourceConfig {
         seed: SEED,
         pool: POOL.into(),
@@ -163,7 +186,7 @@ fn source(worker: u32, capacity: u32) -> Source {
         tiers: vec![Tier::Gpu],
         capacity_blocks: u64::from(capacity),
         multimodal: false,
-        replay: false,
+        replay,
         events: true,
     };
     let mut source = Source::new(config, NOW);

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::workload::Workload;
 
 /// Indexes that aren't peers: ours, and the baselines.
-pub const OURS: [&str; 2] = ["cairn", "cairn+mirror"];
+pub const OURS: [&str; 3] = ["cairn", "cairn+mirror", "cairn+mirror/1% lost"];
 const BASELINES: [&str; 3] = ["harness", "map-of-sets", "sharded-map"];
 
 /// Figures of one index on one workload.

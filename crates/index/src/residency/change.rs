@@ -69,10 +69,8 @@ impl Residency {
             depth => {
                 let own = self.locate(holder, anchor, depth);
                 let others = || {
-                    beside
-                        .iter()
-                        .filter(|&&b| b != holder)
-                        .find_map(|&b| self.locate(b, anchor, depth))
+                    let mut others = beside.iter().filter(|&&b| b != holder);
+                    others.find_map(|&b| self.locate(b, anchor, depth))
                 };
                 match own.or_else(others) {
                     Some(spot) => Some(spot),

@@ -3,6 +3,7 @@
 use cairn_blocks::BlockKey;
 
 use super::arena::{Arena, CHUNK_KEYS};
+use super::middle::{Middle, STEP_KEYS};
 use super::run::{Run, RunId};
 use super::table::KeyTable;
 use crate::{mix, mix_sum};
@@ -42,6 +43,8 @@ pub(super) struct Runs {
     pub runs: Vec<Run>,
     free: Vec<RunId>,
     heads: KeyTable,
+    /// Every key, where blocks inside runs are asked for often.
+    pub middle: Middle,
     /// Keys in all runs.
     pub known: u64,
 }
@@ -53,6 +56,7 @@ impl Runs {
             runs: Vec::new(),
             free: Vec::new(),
             heads: KeyTable::default(),
+            middle: Middle::default(),
             known: 0,
         }
     }
@@ -78,6 +82,7 @@ impl Runs {
             + self.runs.iter().map(Run::spilled_bytes).sum::<usize>()
             + self.free.capacity() * 4
             + self.heads.bytes()
+            + self.middle.bytes()
     }
 
     /// Bytes of `bytes` that lie in mappings of their own.
@@ -242,6 +247,7 @@ impl Runs {
 
     /// Adds keys to the end of a run.
     pub(super) fn extend(&mut self, id: RunId, keys: &[BlockKey]) {
+        self.middle.came(keys, id);
         let run = &mut self.runs[id.0 as usize];
         let mut left = keys;
         let mut at = run.len as usize;
@@ -294,6 +300,7 @@ impl Runs {
     }
 
     fn truncate(&mut self, id: RunId, end: u32) {
+        self.forget_keys(id, end);
         let run = &mut self.runs[id.0 as usize];
         self.known -= u64::from(run.len - end);
         run.len = end;
@@ -304,8 +311,52 @@ impl Runs {
         run.last = self.arena.chunk(run.chunks[last / CHUNK_KEYS])[last % CHUNK_KEYS];
     }
 
+    /// Takes the keys of a run from `start` on out of the table of all keys.
+    fn forget_keys(&mut self, id: RunId, start: u32) {
+        let run = &self.runs[id.0 as usize];
+        let (start, end) = (start as usize, run.len as usize);
+        if !self.middle.is_made() {
+            return self.middle.count(end - start);
+        }
+        let mut at = start;
+        while at < end {
+            let within = at % CHUNK_KEYS;
+            let to = (within + end - at).min(CHUNK_KEYS);
+            let keys = &self.arena.chunk(run.chunks[at / CHUNK_KEYS])[within..to];
+            self.middle.went(keys, id);
+            at += to - within;
+        }
+    }
+
+    /// Enters the keys of some more runs into the table of all keys.
+    #[cold]
+    pub(super) fn enter_some(&mut self) {
+        let mut entered = 0;
+        while entered < STEP_KEYS {
+            let id = self.middle.next();
+            let Some(run) = self.runs.get(id.0 as usize) else {
+                return self.middle.completed();
+            };
+            let mut at = 0;
+            while at < run.len as usize {
+                let to = (run.len as usize - at).min(CHUNK_KEYS);
+                if !self
+                    .middle
+                    .enter(&self.arena.chunk(run.chunks[at / CHUNK_KEYS])[..to], id)
+                {
+                    return;
+                }
+                at += to;
+            }
+            // Runs in no use count too, or very many of them would be passed at once.
+            entered += run.len + 1;
+            self.middle.entered();
+        }
+    }
+
     /// Takes a run away that has neither shares nor children.
     fn free(&mut self, id: RunId) {
+        self.forget_keys(id, 0);
         let run = &mut self.runs[id.0 as usize];
         self.known -= u64::from(run.len);
         run.len = 0;

@@ -7,12 +7,16 @@ use super::slots::{EARLY, SlotTable, Vacancy};
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
+/// So many blocks of an event are read ahead: their lines fit in the nearest cache.
+pub(super) const AHEAD: usize = 64;
+
 /// Nodes by slot, by engine hash and, for roots, by key.
 #[derive(Debug)]
 pub(crate) struct Arena {
     nodes: Vec<Node>,
-    free: Slot,
-    free_len: usize,
+    /// Slots in no use, the last freed one on top. A list of its own, so that the lines of slots that are about to be
+    /// used again can be read ahead.
+    free: Vec<Slot>,
     by_hash: SlotTable,
     roots: FixedMap<BlockKey, Slot>,
     pub(crate) sides: FixedMap<Slot, Box<Side>>,
@@ -30,8 +34,7 @@ impl Arena {
         by_hash.expect(expected);
         Self {
             nodes: Vec::new(),
-            free: NONE,
-            free_len: 0,
+            free: Vec::new(),
             by_hash,
             roots: FixedMap::default(),
             sides: FixedMap::default(),
@@ -49,7 +52,7 @@ impl Arena {
 
     /// Nodes in use, roots included.
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len() - self.free_len
+        self.nodes.len() - self.free.len()
     }
 
     #[inline]
@@ -75,9 +78,33 @@ impl Arena {
 
     /// Reads where hashes are found ahead of the lookups, which then wait for memory less.
     #[inline]
-    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
+    fn touch(&self, hashes: &[EngineHash]) {
         let seen = hashes.iter().fold(0, |seen, hash| seen ^ self.by_hash.touch(*hash));
         std::hint::black_box(seen);
+    }
+
+    /// Reads the slots that the next so many nodes will go to.
+    #[inline]
+    pub(crate) fn touch_free(&self, nodes: usize) {
+        let next = self.free.iter().rev().take(nodes);
+        let seen = next.fold(0, |seen, slot| seen ^ self.get(*slot).flags);
+        std::hint::black_box(seen);
+    }
+
+    /// Finds nodes for a few hashes so that their reads overlap: [`NONE`] where there is none with this hash, or another
+    /// look is needed.
+    #[inline]
+    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Slot; AHEAD]) {
+        self.touch(hashes);
+        for (slot, hash) in out.iter_mut().zip(hashes) {
+            *slot = self.by_hash.guess(*hash);
+        }
+        for (slot, hash) in out.iter_mut().zip(hashes) {
+            let right = self.nodes.get(*slot as usize).is_some_and(|node| node.hash() == *hash);
+            *slot = if right { *slot } else { NONE };
+        }
+        // Read even where the caller doesn't ask what was found.
+        std::hint::black_box(&*out);
     }
 
     /// Some node with this hash.
@@ -198,27 +225,24 @@ impl Arena {
 
     #[inline]
     fn place(&mut self, node: Node) -> Slot {
-        if self.free == NONE {
+        let Some(slot) = self.free.pop() else {
             if self.nodes.len() == self.nodes.capacity() {
                 self.grow();
             }
             self.nodes.push(node);
             return self.nodes.len() as u32 - 1;
-        }
-        let slot = self.free;
-        self.free = self.get(slot).parent();
-        self.free_len -= 1;
+        };
         *self.get_mut(slot) = node;
         slot
     }
 
-    /// Makes room for a half more, or for what is expected once a small part of that is there; beyond it, for a little.
+    /// Makes room for a half more, or for what is expected once a small part of that is there; beyond it, for a quarter.
     #[cold]
     fn grow(&mut self) {
         let len = self.nodes.len();
         let more = match self.expected {
             expected if len < expected && len * EARLY >= expected => expected - len,
-            expected if len >= expected && expected > 0 => len / 16 + 16,
+            expected if len >= expected && expected > 0 => len / 4 + 16,
             _ => len / 2 + 16,
         };
         self.nodes.reserve_exact(more);
@@ -247,12 +271,8 @@ impl Arena {
         if node.has(SIDE) {
             self.sides.remove(&slot);
         }
-        let free = self.free;
-        let freed = self.get_mut(slot);
-        freed.flags = FREE;
-        freed.set_parent(free);
-        self.free = slot;
-        self.free_len += 1;
+        self.get_mut(slot).flags = FREE;
+        self.free.push(slot);
     }
 
     #[inline]
@@ -295,6 +315,10 @@ impl Arena {
             .map(|s| 80 + size_of::<Side>() + s.keys.capacity() * 8 + s.tail.capacity() * 4 + s.children.capacity() * 4)
             .sum();
         let more = self.more_copies.capacity() * 13 + self.more_children.capacity() * 9;
-        self.nodes.capacity() * size_of::<Node>() + self.by_hash.memory_bytes() + sides + more
+        self.nodes.capacity() * size_of::<Node>()
+            + self.free.capacity() * size_of::<Slot>()
+            + self.by_hash.memory_bytes()
+            + sides
+            + more
     }
 }

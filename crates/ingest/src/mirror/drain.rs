@@ -8,13 +8,51 @@ use super::node::{DIRTY, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 
 /// Longest walk up to something that the index knows: a chain of a million tokens at 16 a block.
 const MAX_PATH: usize = 1 << 16;
+/// Keys that room is made for at first, where so many changes wait.
+const FIRST_KEYS: usize = 63;
 
-/// One op, with what is needed to take it back.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Change {
-    pub(crate) op: Op,
-    /// The last node of a store, and its tier.
-    pub(crate) tail: Option<(Slot, usize)>,
+/// The last node of a store, and its tier: what is needed to take a store back.
+pub(crate) type Tail = Option<(Slot, usize)>;
+
+/// Ops with their tails, in buffers that are used again.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) ops: Vec<Op>,
+    /// One for each op.
+    pub(crate) tails: Vec<Tail>,
+    /// Room for the keys of a short store.
+    keys: Vec<BlockKey>,
+}
+
+impl Changes {
+    /// Ops whose buffers are kept: what a few steps of decoding change.
+    const KEPT_OPS: usize = 16;
+    /// Keys whose buffer is kept.
+    const KEPT_KEYS: usize = 32;
+
+    /// Adds an op.
+    pub(crate) fn push(&mut self, op: Op, tail: Tail) {
+        self.ops.push(op);
+        self.tails.push(tail);
+    }
+
+    /// Takes over the buffers of changes that nobody needs any more, where they are small: an agent has many sources.
+    pub(crate) fn reuse(&mut self, mut ops: Vec<Op>, mut tails: Vec<Tail>) {
+        if self.ops.capacity() > 0 || ops.capacity() > Self::KEPT_OPS || tails.capacity() > Self::KEPT_OPS {
+            return;
+        }
+        for op in ops.drain(..) {
+            if let Op::Store { mut keys, .. } = op
+                && self.keys.capacity() == 0
+                && keys.capacity() <= Self::KEPT_KEYS
+            {
+                keys.clear();
+                self.keys = keys;
+            }
+        }
+        tails.clear();
+        (self.ops, self.tails) = (ops, tails);
+    }
 }
 
 /// What the next entry of the list of changes asks for.
@@ -26,18 +64,15 @@ enum Next {
 
 impl Mirror {
     /// Takes changes of up to about `max_keys` keys and `max_ops` ops out of the list, in order.
-    pub(crate) fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize) -> Vec<Change> {
-        let mut changes = Vec::new();
+    pub(crate) fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize, changes: &mut Changes) {
         for (tier, holder) in holders.iter().enumerate().take(TIERS) {
             if std::mem::take(&mut self.clear_first[tier]) {
-                changes.push(Change {
-                    op: Op::Clear { holder: *holder },
-                    tail: None,
-                });
+                changes.push(Op::Clear { holder: *holder }, None);
             }
         }
         let mut keys_left = max_keys;
-        while changes.len() < max_ops {
+        let most = changes.ops.len().saturating_add(max_ops);
+        while changes.ops.len() < most {
             let Some(entry) = self.dirty.pop_front() else { break };
             let (slot, tier) = split(entry);
             self.arena.get_mut(slot).set(DIRTY << tier, false);
@@ -49,16 +84,16 @@ impl Mirror {
                     }
                 }
                 Next::Remove => {
-                    if let Some(change) = self.remove_run(slot, tier, holder) {
-                        changes.push(change);
+                    if let Some(op) = self.remove_run(slot, tier, holder) {
+                        changes.push(op, None);
                         keys_left = keys_left.saturating_sub(1);
                     }
                 }
                 Next::Store => {
                     let full_batch = keys_left == max_keys;
-                    match self.store_run(slot, tier, holder, keys_left) {
-                        Run::Done(change, keys) => {
-                            changes.push(change);
+                    match self.store_run(slot, tier, holder, keys_left, &mut changes.keys) {
+                        Run::Done(op, end, keys) => {
+                            changes.push(op, Some((end, tier)));
                             keys_left = keys_left.saturating_sub(keys);
                         }
                         Run::TooLong if full_batch => self.stats.unanchored += 1,
@@ -75,7 +110,6 @@ impl Mirror {
             }
         }
         self.swept = self.swept.min(self.dirty.len());
-        changes
     }
 
     #[inline]
@@ -106,7 +140,7 @@ impl Mirror {
 
     /// Removes `slot`, and its neighbours in the list that go too, upwards or downwards. `None` where other nodes still
     /// have all its keys.
-    fn remove_run(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Option<Change> {
+    fn remove_run(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Option<Op> {
         if !self.mixed {
             return Some(self.remove_run_plain(slot, tier, holder));
         }
@@ -143,19 +177,16 @@ impl Mirror {
                 self.release(slot);
             }
         }
-        (count > 0).then_some(Change {
-            op: Op::Remove {
-                holder,
-                key,
-                depth: Depth(depth),
-                count,
-            },
-            tail: None,
+        (count > 0).then_some(Op::Remove {
+            holder,
+            key,
+            depth: Depth(depth),
+            count,
         })
     }
 
     /// Like [`Mirror::remove_run`] where every node is one block.
-    fn remove_run_plain(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Change {
+    fn remove_run_plain(&mut self, slot: Slot, tier: usize, holder: HolderId) -> Op {
         let (mut key, mut depth) = (self.arena.get(slot).key(), self.depth(slot));
         let (mut deepest, mut above) = (slot, self.arena.get(slot).parent());
         let mut count = 0;
@@ -186,13 +217,12 @@ impl Mirror {
             self.dirty.pop_front();
             next = candidate;
         }
-        let op = Op::Remove {
+        Op::Remove {
             holder,
             key,
             depth: Depth(depth),
             count,
-        };
-        Change { op, tail: None }
+        }
     }
 
     /// Takes a node out of what is told; returns how many of its keys, the deepest ones, are told by no other node.
@@ -250,12 +280,19 @@ impl Mirror {
     }
 
     /// Stores `slot` with what must go above it, and its neighbours in the list below.
-    fn store_run(&mut self, slot: Slot, tier: usize, holder: HolderId, max_keys: usize) -> Run {
+    fn store_run(
+        &mut self,
+        slot: Slot,
+        tier: usize,
+        holder: HolderId,
+        max_keys: usize,
+        spare: &mut Vec<BlockKey>,
+    ) -> Run {
         if !self.mixed && max_keys > 0 {
             let above = self.arena.get(self.arena.get(slot).parent());
             if above.has(ROOT | SENT << tier) {
                 let (anchor, depth) = (above.key(), Depth(self.depth(self.arena.get(slot).parent())));
-                return self.store_run_plain(slot, tier, (holder, anchor, depth), max_keys);
+                return self.store_run_plain(slot, tier, (holder, anchor, depth), max_keys, spare);
             }
         }
         // Bottom up: the run itself, then what only names the way to something that the index knows.
@@ -312,13 +349,7 @@ impl Mirror {
             skip: skip as u32,
             keys,
         };
-        Run::Done(
-            Change {
-                op,
-                tail: Some((end, tier)),
-            },
-            count,
-        )
+        Run::Done(op, end, count)
     }
 
     /// Like [`Mirror::store_run`] where every node is one block and the index knows the one above.
@@ -328,8 +359,10 @@ impl Mirror {
         tier: usize,
         (holder, anchor, anchor_depth): (HolderId, BlockKey, Depth),
         max_keys: usize,
+        spare: &mut Vec<BlockKey>,
     ) -> Run {
-        let mut keys = Vec::new();
+        let mut keys = std::mem::take(spare);
+        keys.reserve(self.dirty.len().min(max_keys - 1).min(FIRST_KEYS) + 1);
         let mut end = slot;
         loop {
             let node = self.arena.get_mut(end);
@@ -356,8 +389,7 @@ impl Mirror {
             skip: 0,
             keys,
         };
-        let tail = Some((end, tier));
-        Run::Done(Change { op, tail }, count)
+        Run::Done(op, end, count)
     }
 
     fn extend_down(&mut self, end: &mut Slot, tier: usize, max_keys: usize, keys: &mut Vec<BlockKey>) {
@@ -415,8 +447,8 @@ impl Mirror {
 
 /// How a store run ended.
 enum Run {
-    /// An op with this many keys.
-    Done(Change, usize),
+    /// An op, its last node and its number of keys.
+    Done(Op, Slot, usize),
     /// Its first block doesn't fit.
     TooLong,
 }

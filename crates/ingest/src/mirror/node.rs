@@ -109,11 +109,6 @@ impl Node {
         widen(self.parent)
     }
 
-    #[inline]
-    pub(super) fn set_parent(&mut self, parent: Slot) {
-        self.parent = low_bytes(parent);
-    }
-
     /// Tokens from the root to the end of this block.
     #[inline]
     pub(crate) fn end(&self) -> u32 {

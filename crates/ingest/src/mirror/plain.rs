@@ -5,7 +5,8 @@
 use cairn_blocks::next_key;
 
 use super::Mirror;
-use super::node::{DIRTY, MAX_END, NONE, Node, ROOT, SIDE, SUSPECT, Slot, TWIN};
+use super::arena::AHEAD;
+use super::node::{DIRTY, MAX_END, NONE, Node, SIDE, SUSPECT, Slot, TWIN};
 use crate::{EngineHash, Stored};
 
 /// How far the short way went.
@@ -28,8 +29,19 @@ impl Mirror {
         }
         let (mut key, mut end) = (start.key(), start.end());
         let mut fresh = 0;
-        self.arena.touch(&stored.hashes);
-        for (hash, tokens) in stored.hashes.iter().zip(stored.tokens.chunks_exact(size as usize)) {
+        let mut seen = [NONE; AHEAD];
+        for (i, (hash, tokens)) in stored
+            .hashes
+            .iter()
+            .zip(stored.tokens.chunks_exact(size as usize))
+            .enumerate()
+        {
+            if i % AHEAD == 0 {
+                let next = &stored.hashes[i..stored.hashes.len().min(i + AHEAD)];
+                // One new block in twenty looks like another, which is then near too.
+                self.arena.find_each(next, &mut seen);
+                self.arena.touch_free(next.len());
+            }
             if end + size > MAX_END {
                 break;
             }
@@ -66,27 +78,25 @@ impl Mirror {
 
     /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
     ///
-    /// Engines evict chains from their tails, so the next block is mostly the one above the last, and needn't be looked for.
-    pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], tier: usize) -> usize {
-        let mut above = NONE;
-        for (done, hash) in hashes.iter().enumerate() {
-            let predicted = self
-                .arena
-                .live(above)
-                .is_some_and(|n| n.hash() == *hash && !n.has(ROOT));
-            let Some(slot) = (if predicted { Some(above) } else { self.arena.find(*hash) }) else {
-                return done;
+    /// `found` has what [`Arena::find_each`](super::arena::Arena::find_each) found of them.
+    pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Slot], tier: usize) -> usize {
+        let mut gone = 0;
+        for (hash, slot) in hashes.iter().zip(found) {
+            // It may have gone with a block before.
+            let known = self.arena.live(*slot).is_some_and(|n| n.hash() == *hash);
+            let Some(slot) = (if known { Some(*slot) } else { self.arena.find(*hash) }) else {
+                break;
             };
             let node = self.arena.get_mut(slot);
             if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) {
-                return done;
+                break;
             }
             node.set_copies_low(tier, 0);
-            above = node.parent();
             self.held[tier] -= 1;
             self.held_anywhere -= usize::from(!node.is_held_anywhere());
             self.touch(slot, tier);
+            gone += 1;
         }
-        hashes.len()
+        gone
     }
 }

@@ -1,7 +1,8 @@
 //! Copies that an engine gave up.
 
 use super::Mirror;
-use super::node::{Slot, TWIN};
+use super::arena::AHEAD;
+use super::node::{NONE, Slot, TWIN};
 use crate::{EngineHash, RefusalReason, Removed};
 
 impl Mirror {
@@ -12,16 +13,20 @@ impl Mirror {
         if !self.groups.removes(removed.group) {
             return;
         }
-        self.arena.touch(&removed.hashes);
-        let mut at = 0;
-        while at < removed.hashes.len() {
-            if removed.remaining_copies.is_none() {
-                at += self.remove_plain(&removed.hashes[at..], tier);
+        let mut found = [NONE; AHEAD];
+        for (piece, hashes) in removed.hashes.chunks(AHEAD).enumerate() {
+            self.arena.find_each(hashes, &mut found);
+            let mut at = 0;
+            while at < hashes.len() {
+                if removed.remaining_copies.is_none() {
+                    at += self.remove_plain(&hashes[at..], &found[at..], tier);
+                }
+                let Some(hash) = hashes.get(at) else { break };
+                let counts = removed.remaining_copies.as_ref();
+                let remaining = counts.and_then(|c| c.get(piece * AHEAD + at)).copied();
+                self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
+                at += 1;
             }
-            let Some(hash) = removed.hashes.get(at) else { break };
-            let remaining = removed.remaining_copies.as_ref().and_then(|c| c.get(at)).copied();
-            self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
-            at += 1;
         }
         self.sweep();
     }

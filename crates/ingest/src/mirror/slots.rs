@@ -13,11 +13,18 @@ const SLOT: u32 = (1 << 24) - 1;
 /// Fullest that the table gets, in entries of a hundred buckets: beyond this one lookup in five reads a second line.
 const FULLEST: usize = ENTRIES * 84;
 
+/// Groups of hashes that a bucket counts apart.
+const GROUPS: u32 = 7;
+/// The largest count of a bucket.
+const COUNT: u32 = 15;
+
 /// What is expected is made room for once so small a part of it is there.
 pub(super) const EARLY: usize = 16;
 
-/// Fifteen entries that belong here, or passed by a full bucket before; then how many passed by this one and lie in a
-/// later one. One array, so that a search compares whole vectors.
+/// Fifteen entries that belong here, or passed by a full bucket before, those in use first; then a word that counts
+/// them, and how many of each of seven groups of hashes passed by this one and lie in a later one: four bits each. A hash
+/// that isn't in the table is so seldom looked for beyond its own line. One array, so that a search compares whole
+/// vectors.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Bucket([u32; ENTRIES + 1]);
@@ -42,7 +49,6 @@ pub(crate) struct SlotTable {
 pub(crate) struct Vacancy {
     home: u32,
     bucket: u32,
-    entry: u32,
 }
 
 impl Vacancy {
@@ -50,7 +56,6 @@ impl Vacancy {
     const ANYWHERE: Self = Self {
         home: 0,
         bucket: u32::MAX,
-        entry: 0,
     };
 
     #[inline]
@@ -59,11 +64,13 @@ impl Vacancy {
     }
 }
 
-/// Where a hash goes and what of it is kept in the entry.
+/// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by.
 #[derive(Clone, Copy)]
 struct Place {
     bucket: usize,
     tag: u32,
+    /// Bits to shift the last word of a bucket by.
+    group: u32,
 }
 
 impl SlotTable {
@@ -89,6 +96,7 @@ impl SlotTable {
         Place {
             bucket: (((spread >> 32) * self.buckets.len() as u64) >> 32) as usize,
             tag: (spread as u32) << 24,
+            group: 4 + 4 * (((spread as u32 >> 8 & 0xffff) * GROUPS) >> 16),
         }
     }
 
@@ -104,44 +112,43 @@ impl SlotTable {
     /// Reads the line that a hash belongs in: many such reads overlap, so that the lookups after them find it near.
     #[inline]
     pub(crate) fn touch(&self, hash: EngineHash) -> u32 {
-        self.buckets.get(self.place(hash).bucket).map_or(0, Bucket::passed)
+        self.buckets
+            .get(self.place(hash).bucket)
+            .map_or(0, |line| line.0[ENTRIES])
+    }
+
+    /// The first slot in a hash's own line that looks like it; the slot that stands for none where there is none.
+    #[inline]
+    pub(crate) fn guess(&self, hash: EngineHash) -> Slot {
+        let Place { bucket, tag, .. } = self.place(hash);
+        let Some(line) = self.buckets.get(bucket) else {
+            return EMPTY;
+        };
+        match line.alike(tag) {
+            0 => EMPTY,
+            alike => line.0[alike.trailing_zeros() as usize % ENTRIES] & SLOT,
+        }
     }
 
     /// The first slot with this hash that `accept` takes.
     #[inline]
-    pub(crate) fn find(&self, hash: EngineHash, mut accept: impl FnMut(Slot) -> bool) -> Option<Slot> {
-        if self.buckets.is_empty() {
-            return None;
-        }
-        let Place { mut bucket, tag } = self.place(hash);
-        for _ in 0..self.buckets.len() {
-            let line = &self.buckets[bucket];
-            let mut alike = line.alike(tag);
-            while alike != 0 {
-                let slot = line.0[alike.trailing_zeros() as usize] & SLOT;
-                if slot != EMPTY && accept(slot) {
-                    return Some(slot);
-                }
-                alike &= alike - 1;
-            }
-            if line.passed() == 0 {
-                return None;
-            }
-            bucket = self.after(bucket);
-        }
-        None
+    pub(crate) fn find(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Option<Slot> {
+        self.look(hash, accept).ok()
     }
 
     /// The first slot with this hash that `accept` takes, or where one may be added.
     #[inline]
     pub(crate) fn look(&self, hash: EngineHash, mut accept: impl FnMut(Slot) -> bool) -> Result<Slot, Vacancy> {
-        if (self.len + 1) * 100 > self.buckets.len() * FULLEST {
-            return self.find(hash, accept).ok_or(Vacancy::ANYWHERE);
+        if self.buckets.is_empty() {
+            return Err(Vacancy::ANYWHERE);
         }
-        let Place { bucket: home, tag } = self.place(hash);
+        let Place {
+            bucket: home,
+            tag,
+            group,
+        } = self.place(hash);
         let mut bucket = home;
         let mut vacancy = Vacancy::ANYWHERE;
-        // Ends: there is room, and where there is room nothing passed by since, or less than all did.
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket];
             let mut alike = line.alike(tag);
@@ -152,28 +159,34 @@ impl SlotTable {
                 }
                 alike &= alike - 1;
             }
-            if !vacancy.is_known() {
-                let free = line.free();
-                if free != 0 {
-                    vacancy = Vacancy {
-                        home: home as u32,
-                        bucket: bucket as u32,
-                        entry: free.trailing_zeros(),
-                    };
-                }
+            if !vacancy.is_known() && line.len() < ENTRIES {
+                vacancy = Vacancy {
+                    home: home as u32,
+                    bucket: bucket as u32,
+                };
             }
-            if line.passed() == 0 && vacancy.is_known() {
+            // What isn't here may still have room further on.
+            if line.passed(group) == 0 {
                 break;
             }
             bucket = self.after(bucket);
         }
+        if self.is_full() {
+            vacancy = Vacancy::ANYWHERE;
+        }
         Err(vacancy)
+    }
+
+    /// Whether one more makes it grow.
+    #[inline]
+    fn is_full(&self) -> bool {
+        (self.len + 1) * 100 > self.buckets.len() * FULLEST
     }
 
     /// Adds a slot; `hash_of` tells the hash of any slot in the table.
     #[inline]
     pub(crate) fn insert(&mut self, hash: EngineHash, slot: Slot, hash_of: impl Fn(Slot) -> EngineHash) {
-        if (self.len + 1) * 100 > self.buckets.len() * FULLEST {
+        if self.is_full() {
             self.grow(hash_of);
         }
         self.put(hash, slot);
@@ -192,29 +205,25 @@ impl SlotTable {
         if !vacancy.is_known() {
             return self.insert(hash, slot, hash_of);
         }
-        let mut passed = vacancy.home as usize;
-        while passed != vacancy.bucket as usize {
-            self.buckets[passed].0[ENTRIES] += 1;
-            passed = self.after(passed);
+        let Place { tag, group, .. } = self.place(hash);
+        let mut at = vacancy.home as usize;
+        while at != vacancy.bucket as usize {
+            self.buckets[at].pass(group);
+            at = self.after(at);
         }
-        self.buckets[passed].0[vacancy.entry as usize] = (scatter(hash.0) as u32) << 24 | slot;
+        self.buckets[at].add(tag | slot);
         self.len += 1;
     }
 
     #[inline]
     fn put(&mut self, hash: EngineHash, slot: Slot) {
-        let Place { mut bucket, tag } = self.place(hash);
-        loop {
-            // Ends: there is room, or the table would have grown.
-            let line = &mut self.buckets[bucket];
-            let free = line.free();
-            if free != 0 {
-                line.0[free.trailing_zeros() as usize] = tag | slot;
-                return;
-            }
-            line.0[ENTRIES] += 1;
+        let Place { mut bucket, tag, group } = self.place(hash);
+        // Ends: there is room, or the table would have grown.
+        while self.buckets[bucket].len() == ENTRIES {
+            self.buckets[bucket].pass(group);
             bucket = self.after(bucket);
         }
+        self.buckets[bucket].add(tag | slot);
     }
 
     /// Takes a slot out.
@@ -223,35 +232,38 @@ impl SlotTable {
         if self.buckets.is_empty() {
             return;
         }
-        let Place { bucket: home, tag } = self.place(hash);
+        let Place {
+            bucket: home,
+            tag,
+            group,
+        } = self.place(hash);
         let mut bucket = home;
         for _ in 0..self.buckets.len() {
             let line = &mut self.buckets[bucket];
-            let there = line.matching(u32::MAX, tag | slot);
-            if there != 0 {
-                line.0[there.trailing_zeros() as usize] = EMPTY;
+            if let Some(at) = line.0[..ENTRIES].iter().position(|entry| *entry == tag | slot) {
+                line.take(at);
                 self.len -= 1;
                 // Those that it passed on its way.
                 let mut at = home;
                 while at != bucket {
-                    self.buckets[at].0[ENTRIES] -= 1;
+                    self.buckets[at].unpass(group);
                     at = self.after(at);
                 }
                 return;
             }
-            if line.passed() == 0 {
+            if line.passed(group) == 0 {
                 return;
             }
             bucket = self.after(bucket);
         }
     }
 
-    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a little.
+    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a quarter.
     #[cold]
     fn grow(&mut self, hash_of: impl Fn(Slot) -> EngineHash) {
         let wanted = match self.expected {
             expected if self.len < expected && self.len * EARLY >= expected => expected,
-            expected if self.len >= expected && expected > 0 => self.len + self.len / 16 + 16,
+            expected if self.len >= expected && expected > 0 => self.len + self.len / 4 + 16,
             _ => self.len + 1 + self.len / 2,
         };
         let buckets = (wanted * 100).div_ceil(FULLEST).max(1);
@@ -266,31 +278,60 @@ impl SlotTable {
 }
 
 impl Bucket {
+    /// Entries in use.
     #[inline]
-    fn passed(&self) -> u32 {
-        self.0[ENTRIES]
+    fn len(&self) -> usize {
+        (self.0[ENTRIES] & COUNT) as usize
     }
 
-    /// A bit for each entry that equals `wanted` in the bits of `mask`.
+    /// How many of a group passed by; [`COUNT`] stands for that many or more.
     #[inline]
-    fn matching(&self, mask: u32, wanted: u32) -> u32 {
-        let mut bits = 0;
-        for (i, word) in self.0.iter().enumerate() {
-            bits |= if word & mask == wanted { 1 << i } else { 0 };
-        }
-        bits & ((1 << ENTRIES) - 1)
+    fn passed(&self, group: u32) -> u32 {
+        self.0[ENTRIES] >> group & COUNT
+    }
+
+    /// One of a group passes by. A count that is full stays so: then more is looked through than need be.
+    #[inline]
+    fn pass(&mut self, group: u32) {
+        self.0[ENTRIES] += u32::from(self.passed(group) < COUNT) << group;
+    }
+
+    #[inline]
+    fn unpass(&mut self, group: u32) {
+        self.0[ENTRIES] -= u32::from(self.passed(group) < COUNT) << group;
+    }
+
+    /// Adds an entry where there is room.
+    #[inline]
+    fn add(&mut self, entry: u32) {
+        let at = self.len();
+        self.0[at] = entry;
+        self.0[ENTRIES] += 1;
+    }
+
+    /// Takes an entry out.
+    #[inline]
+    fn take(&mut self, at: usize) {
+        let last = self.len() - 1;
+        self.0[at] = self.0[last];
+        self.0[last] = EMPTY;
+        self.0[ENTRIES] -= 1;
     }
 
     /// A bit for each entry with this part of a hash; some may be empty.
     #[inline]
     fn alike(&self, tag: u32) -> u32 {
-        self.matching(!SLOT, tag)
-    }
-
-    /// A bit for each entry in no use.
-    #[inline]
-    fn free(&self) -> u32 {
-        self.matching(u32::MAX, EMPTY)
+        // Mostly none is, which is found faster than which.
+        let is_alike = |word: &u32| word & !SLOT == tag;
+        if !self.0.iter().fold(false, |any, word| any | is_alike(word)) {
+            return 0;
+        }
+        let bits = self
+            .0
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (i, word)| bits | u32::from(is_alike(word)) << i);
+        bits & ((1 << ENTRIES) - 1)
     }
 }
 
@@ -338,10 +379,13 @@ mod tests {
         for (slot, hash) in &map {
             assert_eq!(table.find(*hash, |s| s == *slot), Some(*slot));
         }
-        let passed: u32 = table.buckets.iter().map(|b| b.passed()).sum();
+        let passed = table.buckets.iter().filter(|b| b.0[ENTRIES] > COUNT).count();
         map.iter().for_each(|(slot, hash)| table.remove(*hash, *slot));
         assert_eq!(table.len(), 0);
-        assert!(table.buckets.iter().all(|b| b.passed() == 0), "{passed} passes before");
+        assert!(table.buckets.iter().all(|b| b.len() == 0));
+        // Only counts that were full stay.
+        let stay = |b: &Bucket| (0..GROUPS).all(|g| matches!(b.passed(4 + 4 * g), 0 | COUNT));
+        assert!(table.buckets.iter().all(stay), "{passed} buckets with passes before");
     }
 
     #[test]

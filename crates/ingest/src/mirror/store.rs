@@ -7,8 +7,8 @@ use super::place::Place;
 use crate::fixed_hash::scatter;
 use crate::{EngineHash, RefusalReason, Stored};
 
-/// Slots of the table that finds a hash that comes twice, 2 KiB: half as many hashes fit.
-const STACK_TABLE: usize = 512;
+/// Up to so many hashes are compared each with each.
+const FEW: usize = 8;
 
 /// Where a store begins.
 enum Start {
@@ -362,29 +362,28 @@ fn remaining(copies: Option<&[u32]>, at: usize) -> Option<u32> {
     copies?.get(at).copied()
 }
 
-/// Whether a hash comes twice, by an open-addressed table of positions on the stack for all but very long events.
+/// Whether a hash comes twice.
 fn has_duplicate(hashes: &[EngineHash]) -> bool {
-    match hashes {
-        [] | [_] => return false,
-        [a, b] => return a == b,
-        _ => {}
+    match hashes.len() {
+        0 | 1 => false,
+        2..=FEW => (1..hashes.len()).any(|i| hashes[..i].contains(&hashes[i])),
+        ..=32 => has_duplicate_by(&mut [0; 64], hashes),
+        ..=128 => has_duplicate_by(&mut [0; 256], hashes),
+        ..=512 => has_duplicate_by(&mut [0; 1_024], hashes),
+        many => has_duplicate_by(&mut vec![0; (many * 2).next_power_of_two()], hashes),
     }
-    let slots = (hashes.len() * 2).next_power_of_two();
-    let mut small = [0u32; STACK_TABLE];
-    let mut large;
-    let table: &mut [u32] = if slots <= STACK_TABLE {
-        &mut small[..slots]
-    } else {
-        large = vec![0u32; slots];
-        &mut large
-    };
+}
+
+/// Like [`has_duplicate`], by an open-addressed table of positions: a power of two, at most half full, and empty.
+fn has_duplicate_by(table: &mut [u32], hashes: &[EngineHash]) -> bool {
+    let mask = table.len() - 1;
     for (i, hash) in hashes.iter().enumerate() {
-        let mut at = scatter(hash.0) as usize & (slots - 1);
+        let mut at = scatter(hash.0) as usize & mask;
         while table[at] > 0 {
             if hashes[table[at] as usize - 1] == *hash {
                 return true;
             }
-            at = (at + 1) & (slots - 1);
+            at = (at + 1) & mask;
         }
         table[at] = i as u32 + 1;
     }
