@@ -69,7 +69,7 @@ pub struct Report {
     pub memberships: u64,
     /// Longest time from asking for a snapshot to having it on disk.
     pub snapshot_s_max: f64,
-    /// Most memory during snapshots, with what their writers copied, against that just before.
+    /// Most memory of a node during its snapshot, with what the snapshot's writer copied, against that just before.
     pub snapshot_rss_ratio: f64,
     /// From the connection of an empty view to its being exact.
     pub view_cold_start_s: f64,

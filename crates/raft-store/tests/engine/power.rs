@@ -1,5 +1,8 @@
 //! The power goes at any moment, and the disk fills up.
 
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+
 use cairn_raft_store::SledEngine;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -7,6 +10,25 @@ use rand::{Rng, SeedableRng};
 use crate::power_disk::{Disk, Loss};
 use crate::power_shim::{JOURNAL, ROOM};
 use crate::writer::{Truth, spawn};
+
+/// A child writes until it has acknowledged `until` times and is killed; gives the disk with what was synced of it.
+fn write_and_cut(dir: &Path, truth: &mut Truth, mut disk: Disk, until: u64) -> Disk {
+    let place = tempfile::tempdir().unwrap();
+    let journal = place.path().join("journal");
+    let (mut child, mut lines) = spawn(dir, &[(JOURNAL, journal.display().to_string())]);
+    let mut heard = 0;
+    while heard < until {
+        let line = lines.next().expect("the child writes until it is killed").unwrap();
+        heard += u64::from(truth.hear(&line));
+    }
+    child.kill().unwrap();
+    for line in lines.map_while(Result::ok) {
+        truth.hear(&line);
+    }
+    child.wait().unwrap();
+    disk.replay(&std::fs::read(&journal).unwrap_or_default());
+    disk
+}
 
 #[test]
 fn a_power_cut_loses_nothing_that_was_acknowledged_and_every_start_succeeds() {
@@ -17,23 +39,9 @@ fn a_power_cut_loses_nothing_that_was_acknowledged_and_every_start_succeeds() {
     let mut unsynced = 0;
     for round in 0..rounds {
         let mut rng = SmallRng::seed_from_u64(seed << 32 | round);
-        let mut disk = Disk::of(dir.path());
-        let place = tempfile::tempdir().unwrap();
-        let journal = place.path().join("journal");
-        let (mut child, mut lines) = spawn(dir.path(), &[(JOURNAL, journal.display().to_string())]);
         // The first rounds end early, while the store is being made.
-        let until = rng.random_range(0..3 + round * 2);
-        let mut heard = 0;
-        while heard < until {
-            let line = lines.next().expect("the child writes until it is killed").unwrap();
-            heard += u64::from(truth.hear(&line));
-        }
-        child.kill().unwrap();
-        for line in lines.map_while(Result::ok) {
-            truth.hear(&line);
-        }
-        child.wait().unwrap();
-        disk.replay(&std::fs::read(&journal).unwrap_or_default());
+        let until = rng.random_range(0..3 + 2 * (round % 20));
+        let disk = write_and_cut(dir.path(), &mut truth, Disk::of(dir.path()), until);
         unsynced += disk.unsynced();
         let loss = [Loss::Everything, Loss::Writes, Loss::Sectors][usize::try_from(round % 3).unwrap()];
         let left = tempfile::tempdir().unwrap();
@@ -43,6 +51,18 @@ fn a_power_cut_loses_nothing_that_was_acknowledged_and_every_start_succeeds() {
         dir = left;
     }
     assert!(unsynced > 0, "the shim saw no write that wasn't synced: it isn't bound");
+}
+
+#[test]
+fn a_disk_that_lies_about_syncs_is_found_out() {
+    let (dir, left) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut truth = Truth::default();
+    let mut disk = Disk::of(dir.path());
+    disk.lies = true;
+    let disk = write_and_cut(dir.path(), &mut truth, disk, 5);
+    disk.cut(&mut SmallRng::seed_from_u64(1), Loss::Everything, left.path());
+    let checked = std::panic::catch_unwind(AssertUnwindSafe(|| truth.check(left.path())));
+    assert!(checked.is_err(), "acknowledged records were lost and nobody noticed");
 }
 
 #[test]
