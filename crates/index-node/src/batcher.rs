@@ -1,7 +1,8 @@
 //! The leader's batcher: many agents' batches become one log entry per window.
 //!
 //! Each entry costs a flush on every member, so entries are made as large as is good for the disk (48-64 KiB) and as
-//! rare as latency allows (one window). Answers go back in log order after commit and apply.
+//! rare as latency allows (one window); behind entries that still wait for the disk they grow to three times that, so
+//! that a backlog costs fewer flushes. Answers go back in log order after commit and apply.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +12,21 @@ use cairn_proto::BatchAnswer;
 use cairn_raft_store::{Consensus, Pending, ProposeError};
 use cairn_telemetry::TraceContext;
 use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TryRecvError;
 use tracing::Instrument;
 
 use crate::metrics::Metrics;
 
-/// An entry is closed at this estimated size; one batch is at most 184 KiB, so an entry stays below 256 KiB.
+/// An entry is closed at this estimated size while the log keeps up.
 const ENTRY_BYTES_AIM: usize = 64 << 10;
+/// And at this one while entries before it wait. One batch is at most 184 KiB, so an entry stays below 256 KiB.
+const ENTRY_BYTES_MAX: usize = 192 << 10;
 /// Batches waiting for an entry; senders wait beyond it, which the agents feel as back-pressure.
 const WAITING_MAX: usize = 1024;
-/// Entries proposed and not yet applied.
-const IN_FLIGHT_MAX: usize = 16;
+/// Entries proposed and not yet applied: one at each step from the leader's disk to the answer, and as many again.
+const IN_FLIGHT_MAX: usize = 8;
+/// So many of them mean that the log doesn't keep up.
+const BACKLOG: usize = 2;
 /// Trace links of one entry's span.
 const LINKS_MAX: usize = 32;
 
@@ -98,26 +104,48 @@ async fn gather(
                 None => return,
             },
         };
-        let closes = tokio::time::Instant::now() + window;
-        let mut bytes = size_of(&first.batch);
-        let mut group = vec![first];
-        while bytes < ENTRY_BYTES_AIM {
-            match tokio::time::timeout_at(closes, waiting.recv()).await {
-                Ok(Some(more)) => {
-                    let size = size_of(&more.batch);
-                    if bytes + size > ENTRY_BYTES_AIM {
-                        next = Some(more);
-                        break;
-                    }
-                    bytes += size;
-                    group.push(more);
-                }
-                Ok(None) | Err(_) => break,
-            }
-        }
+        // While there is no room, what comes waits for this entry, which then takes it at once.
         let Ok(room) = proposed.reserve().await else { return };
+        let behind = IN_FLIGHT_MAX - 1 - proposed.capacity();
+        let limit = if behind >= BACKLOG {
+            ENTRY_BYTES_MAX
+        } else {
+            ENTRY_BYTES_AIM
+        };
+        let group = fill(first, limit, window, &mut waiting, &mut next).await;
         room.send(propose(&consensus, group).await);
     }
+}
+
+/// What goes into one entry: up to `limit` bytes, or what comes within `window`.
+async fn fill(
+    first: Submission,
+    limit: usize,
+    window: Duration,
+    waiting: &mut mpsc::Receiver<Submission>,
+    next: &mut Option<Submission>,
+) -> Vec<Submission> {
+    let closes = tokio::time::Instant::now() + window;
+    let mut bytes = size_of(&first.batch);
+    let mut group = vec![first];
+    while bytes < limit {
+        let more = match waiting.try_recv() {
+            Ok(more) => more,
+            Err(TryRecvError::Disconnected) => break,
+            Err(TryRecvError::Empty) => match tokio::time::timeout_at(closes, waiting.recv()).await {
+                Ok(Some(more)) => more,
+                Ok(None) | Err(_) => break,
+            },
+        };
+        let size = size_of(&more.batch);
+        if bytes + size > limit {
+            *next = Some(more);
+            break;
+        }
+        bytes += size;
+        group.push(more);
+    }
+    group
 }
 
 async fn propose(consensus: &Consensus, group: Vec<Submission>) -> Proposed {
@@ -241,6 +269,6 @@ mod tests {
         let estimate = size_of(&batch);
         let real = codec::encode_command(&Command::Batches(vec![batch])).len();
         assert!(real <= estimate + 16, "{real} bytes against an estimate of {estimate}");
-        assert!(estimate + 256 < cairn_raft_store::VALUE_BYTES_MAX);
+        assert!(estimate.max(ENTRY_BYTES_MAX) + 256 < cairn_raft_store::VALUE_BYTES_MAX);
     }
 }

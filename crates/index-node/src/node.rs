@@ -154,16 +154,19 @@ impl Node {
         Ok(())
     }
 
+    /// Sources, and the blocks that all holders together hold.
+    pub(crate) fn held(&self) -> (usize, u64) {
+        self.consensus.read(|state| {
+            let holders = state.registry().holders.keys();
+            let blocks = holders.map(|holder| state.residency().holder_digest(*holder).blocks);
+            (state.registry().sources.len(), blocks.sum())
+        })
+    }
+
     /// Refreshes the gauges.
     pub(crate) fn refresh_metrics(&self) {
         let view = self.consensus.view();
-        let (sources, blocks) = self.consensus.read(|state| {
-            let holders = state.registry().holders.keys();
-            let blocks = holders
-                .map(|holder| state.residency().holder_digest(*holder).blocks)
-                .sum();
-            (state.registry().sources.len(), blocks)
-        });
+        let (sources, blocks) = self.held();
         self.metrics.set(Levels {
             applied: view.applied,
             term: view.term,

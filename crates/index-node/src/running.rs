@@ -306,6 +306,25 @@ impl Running {
         self.node.consensus.snapshot_stall_us_max()
     }
 
+    /// Last applied entry, and the digest of the state after it.
+    #[must_use]
+    pub fn applied_digest(&self) -> (u64, u64) {
+        let read = |state: &cairn_index::IndexState| (state.applied().0, state.digest().0);
+        self.node.consensus.read(read)
+    }
+
+    /// Blocks that all holders together hold.
+    #[must_use]
+    pub fn held_blocks(&self) -> u64 {
+        self.node.held().1
+    }
+
+    /// Where the current snapshot stands, 0 for none.
+    #[must_use]
+    pub fn snapshot_index(&self) -> u64 {
+        self.node.consensus.view().snapshot
+    }
+
     /// Asks for a snapshot of the state now.
     ///
     /// # Errors

@@ -14,7 +14,9 @@ async fn a_short_run_commits_and_shows_changes() {
         nodes: 3,
         sources: 8,
         chain_blocks: 256,
+        memberships: 8 * 256 * 16,
         phase: Duration::from_secs(seconds),
+        away: Some(Duration::from_millis(200)),
     };
     let report = run(options).await.unwrap();
     eprintln!("{report:?}");
@@ -23,4 +25,9 @@ async fn a_short_run_commits_and_shows_changes() {
         "{report:?}"
     );
     assert!(report.bytes_per_change < 6.0, "{report:?}");
+    assert_eq!(report.memberships, 8 * 256 * 16);
+    assert!(
+        report.catch_up_s.is_some() && report.node_cpu_ns_per_change > 0.0,
+        "{report:?}"
+    );
 }

@@ -47,6 +47,12 @@ impl Writer {
         Self(vec![VERSION])
     }
 
+    /// Makes room for this many bytes more, so that large entries are copied once.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> &mut Self {
+        self.0.reserve(bytes);
+        self
+    }
+
     pub(crate) fn byte(&mut self, value: u8) -> &mut Self {
         self.0.push(value);
         self
@@ -103,6 +109,7 @@ impl Writer {
     }
 
     pub(crate) fn entry(&mut self, entry: &Entry) -> &mut Self {
+        self.reserve(entry_bytes(entry));
         self.log_id(&entry.log_id);
         match &entry.payload {
             EntryPayload::Blank => self.byte(BLANK),
@@ -115,6 +122,16 @@ impl Writer {
         self.maybe_log_id(meta.last_log_id.as_ref())
             .stored_membership(&meta.last_membership)
             .bytes(meta.snapshot_id.as_bytes())
+    }
+}
+
+/// Bytes that an entry takes, apart from a membership's.
+pub(crate) fn entry_bytes(entry: &Entry) -> usize {
+    /// Position, kind and length.
+    const FRAME: usize = 3 * 8 + 1 + 8;
+    match &entry.payload {
+        EntryPayload::Normal(payload) => FRAME + payload.0.len(),
+        EntryPayload::Blank | EntryPayload::Membership(_) => FRAME,
     }
 }
 

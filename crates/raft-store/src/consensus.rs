@@ -21,7 +21,7 @@ use openraft::error::{ClientWriteError, InitializeError, RaftError};
 use crate::directory::{DataDir, DirectoryError, FREE_BYTES_MIN, Identity};
 use crate::engine::{EngineError, SledEngine};
 use crate::log::LogStore;
-use crate::machine::{Machine, Observer};
+use crate::machine::{Machine, Observer, StateFile};
 use crate::network::{Network, PeerTransport};
 use crate::snapshot::{SnapshotDir, SnapshotError};
 use crate::types::{Payload, Peer, Raft, StorageError, TypeConfig};
@@ -321,6 +321,14 @@ impl Consensus {
             .snapshot()
             .await
             .map_err(|error| ProposeError::Stopped(error.to_string()))
+    }
+
+    /// Writes the present state into a nameless file of the data directory; blocks until it is written.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn export(&self) -> Result<StateFile, SnapshotError> {
+        self.inner.machine.export()
     }
 
     /// Stops taking part; the log is on disk.

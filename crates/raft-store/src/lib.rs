@@ -27,8 +27,9 @@ pub use consensus::{
 };
 pub use directory::{DataDir, DirectoryError, Identity};
 pub use engine::{Done, EngineError, LogEngine, Record, SledEngine, VALUE_BYTES_MAX};
-pub use machine::{AppliedEntry, Observer};
+pub use machine::{AppliedEntry, Observer, StateFile};
 pub use network::{ChunkReceiver, PeerFuture, PeerTransport, TransportError};
+pub use snapshot::SnapshotError;
 pub use types::Peer;
 
 /// Internals that the storage tests drive directly.

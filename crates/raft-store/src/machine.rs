@@ -1,9 +1,10 @@
 //! openraft's state machine over [`IndexState`].
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::Duration;
 
 use bytes::Bytes;
 use cairn_index::{Command, IndexState, LogIndex, Reply, codec};
@@ -11,7 +12,9 @@ use openraft::storage::RaftStateMachine;
 use openraft::{AnyError, EntryPayload, OptionalSend, RaftSnapshotBuilder, Snapshot, StorageIOError};
 use parking_lot::{Mutex, RwLock};
 
-use crate::snapshot::{SnapshotDir, SnapshotError, load, snapshot_id};
+use crate::snapshot::{
+    FORK_FROM_BYTES, SnapshotDir, SnapshotError, load, snapshot_id, write_aside, write_state, write_to,
+};
 use crate::types::{Applied, Entry, LogId, SnapshotFile, SnapshotMeta, StorageError, StoredMembership, TypeConfig};
 
 /// One applied log entry.
@@ -47,10 +50,25 @@ pub(crate) struct Shared {
     snapshots: SnapshotDir,
     observer: Arc<dyn Observer>,
     node: u64,
+    /// From this weight on a forked process writes snapshots.
+    fork_from: u64,
     /// Counts built snapshots, so that two at one place in the log are told apart.
     built: AtomicU64,
     /// Longest time that a snapshot kept writes waiting, in microseconds.
     pub(crate) snapshot_stall_us: AtomicU64,
+}
+
+/// The state at one place in the log, in the index's snapshot encoding.
+#[derive(Debug)]
+pub struct StateFile {
+    /// Where in the log.
+    pub index: u64,
+    /// Digest of the state.
+    pub digest: u64,
+    /// Length of the file.
+    pub bytes: u64,
+    /// The bytes, to be read from position 0.
+    pub file: File,
 }
 
 /// The state machine; clones share it.
@@ -73,6 +91,19 @@ impl Machine {
     /// # Errors
     /// The newest snapshot is damaged or can't be read.
     pub fn open(snapshots: SnapshotDir, node: u64, observer: Arc<dyn Observer>) -> Result<Self, SnapshotError> {
+        Self::open_forking_from(FORK_FROM_BYTES, snapshots, node, observer)
+    }
+
+    /// Like [`Machine::open`]; states of that weight and more are written by a forked process.
+    ///
+    /// # Errors
+    /// As [`Machine::open`].
+    pub fn open_forking_from(
+        fork_from: u64,
+        snapshots: SnapshotDir,
+        node: u64,
+        observer: Arc<dyn Observer>,
+    ) -> Result<Self, SnapshotError> {
         let (replica, current) = match snapshots.load_newest()? {
             Some(loaded) => {
                 let replica = Replica {
@@ -98,6 +129,7 @@ impl Machine {
                 snapshots,
                 observer,
                 node,
+                fork_from,
                 built: AtomicU64::new(0),
                 snapshot_stall_us: AtomicU64::new(0),
             }),
@@ -118,6 +150,71 @@ impl Machine {
         self.shared
             .snapshots
             .part(self.shared.built.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn stalled(&self, stall: Duration) {
+        let stall = u64::try_from(stall.as_micros()).unwrap_or(u64::MAX);
+        self.shared.snapshot_stall_us.fetch_max(stall, Ordering::Relaxed);
+    }
+
+    /// Writes a snapshot file of the present state and makes it the current one; waits for the disk.
+    fn build(&self) -> Result<Snapshot<TypeConfig>, SnapshotError> {
+        let shared = &self.shared;
+        let (written, mut file) = shared.snapshots.create(shared.built.fetch_add(1, Ordering::Relaxed))?;
+        let describe = |replica: &Replica| {
+            let (index, term) = replica.last_applied.map_or((0, 0), |id| (id.index, id.leader_id.term));
+            SnapshotMeta {
+                last_log_id: replica.last_applied,
+                last_membership: replica.membership.clone(),
+                snapshot_id: snapshot_id(index, term, shared.node),
+            }
+        };
+        let described = write_aside(&shared.replica, shared.fork_from, &mut file, describe, write_to);
+        let published = described
+            .map_err(|source| SnapshotError::Io {
+                doing: "write",
+                path: written.clone(),
+                source,
+            })
+            .and_then(|(meta, stall)| {
+                self.stalled(stall);
+                let path = shared.snapshots.publish(&written, &file, &meta)?;
+                Ok((meta, path))
+            });
+        let (meta, path) = published.inspect_err(|_| {
+            let _ = std::fs::remove_file(&written);
+        })?;
+        *shared.current.lock() = Some((meta.clone(), path.clone()));
+        Ok(Snapshot {
+            meta,
+            snapshot: Box::new(SnapshotFile { path }),
+        })
+    }
+
+    /// Writes the present state, for a follower, into a file that has no name and goes when it is closed; waits for the
+    /// disk.
+    pub(crate) fn export(&self) -> Result<StateFile, SnapshotError> {
+        let shared = &self.shared;
+        let (written, mut file) = shared.snapshots.create(shared.built.fetch_add(1, Ordering::Relaxed))?;
+        let failed = |source| SnapshotError::Io {
+            doing: "write",
+            path: written.clone(),
+            source,
+        };
+        // Nameless from the start: whatever happens, nothing is left behind.
+        std::fs::remove_file(&written).map_err(failed)?;
+        let describe = |replica: &Replica| (replica.state.applied().0, replica.state.digest().0);
+        let write = |file: &mut File, _: &(u64, u64), state: &IndexState| write_state(file, state);
+        let written = write_aside(&shared.replica, shared.fork_from, &mut file, describe, write);
+        let ((index, digest), stall) = written.map_err(failed)?;
+        self.stalled(stall);
+        let bytes = file.metadata().map_err(failed)?.len();
+        Ok(StateFile {
+            index,
+            digest,
+            bytes,
+            file,
+        })
     }
 
     fn apply_one(&self, entry: Entry) -> Result<Applied, StorageError> {
@@ -225,29 +322,8 @@ impl RaftStateMachine<TypeConfig> for Machine {
 
 impl RaftSnapshotBuilder<TypeConfig> for Machine {
     async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig>, StorageError> {
-        let shared = self.shared.clone();
-        let build = move || -> Result<Snapshot<TypeConfig>, SnapshotError> {
-            let begun = Instant::now();
-            // A copy under the lock, so that writes wait for memory only, not for the disk.
-            let (state, last_log_id, last_membership) = {
-                let replica = shared.replica.read();
-                (replica.state.clone(), replica.last_applied, replica.membership.clone())
-            };
-            let stall = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-            shared.snapshot_stall_us.fetch_max(stall, Ordering::Relaxed);
-            let (index, term) = last_log_id.map_or((0, 0), |id| (id.index, id.leader_id.term));
-            let meta = SnapshotMeta {
-                last_log_id,
-                last_membership,
-                snapshot_id: snapshot_id(index, term, shared.node),
-            };
-            let path = shared.snapshots.write(&meta, &state)?;
-            *shared.current.lock() = Some((meta.clone(), path.clone()));
-            Ok(Snapshot {
-                meta,
-                snapshot: Box::new(SnapshotFile { path }),
-            })
-        };
+        let machine = self.clone();
+        let build = move || machine.build();
         match tokio::task::spawn_blocking(build).await {
             Ok(result) => result.map_err(|error| write_failed(&error)),
             Err(error) => Err(StorageIOError::write_snapshot(None, AnyError::new(&error)).into()),

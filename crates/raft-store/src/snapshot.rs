@@ -2,15 +2,20 @@
 //!
 //! Layout: magic, length and bytes of the description, the state in the index's snapshot encoding, CRC-32 of all before.
 
-use std::fs::File;
+mod aside;
+#[cfg(target_os = "linux")]
+mod forked;
+
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use cairn_index::{IndexState, codec};
 
 use crate::codec::{CodecError, Reader, Writer};
-use crate::directory::write_durably;
 use crate::types::SnapshotMeta;
+
+pub(crate) use aside::{FORK_FROM_BYTES, write_aside};
 
 const MAGIC: &[u8; 8] = b"CAIRNSN1";
 /// Longest description: a membership of the most members with the longest addresses.
@@ -79,16 +84,40 @@ impl SnapshotDir {
         self.dir.join(format!("received-{n}.part"))
     }
 
-    /// Writes a snapshot and removes older ones.
-    pub(crate) fn write(&self, meta: &SnapshotMeta, state: &IndexState) -> Result<PathBuf, SnapshotError> {
+    /// An empty file for a snapshot that is being written.
+    pub(crate) fn create(&self, n: u64) -> Result<(PathBuf, File), SnapshotError> {
+        let path = self.dir.join(format!("written-{n}.tmp"));
+        let opened = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .read(true)
+            .write(true)
+            .open(&path);
+        match opened {
+            Ok(file) => Ok((path, file)),
+            Err(source) => Err(SnapshotError::Io {
+                doing: "make",
+                path,
+                source,
+            }),
+        }
+    }
+
+    /// Makes a written file the current snapshot, so that after a crash it is there whole or not at all, and removes
+    /// older ones.
+    pub(crate) fn publish(&self, written: &Path, file: &File, meta: &SnapshotMeta) -> Result<PathBuf, SnapshotError> {
         let name = format!("{}{SUFFIX}", meta.snapshot_id);
         let path = self.dir.join(&name);
-        let failed = |source| SnapshotError::Io {
+        let publish = || {
+            file.sync_all()?;
+            std::fs::rename(written, &path)?;
+            File::open(&self.dir)?.sync_all()
+        };
+        publish().map_err(|source| SnapshotError::Io {
             doing: "write",
             path: path.clone(),
             source,
-        };
-        write_durably(&self.dir, &name, |file| write_to(file, meta, state)).map_err(failed)?;
+        })?;
         self.remove_others(&name);
         Ok(path)
     }
@@ -153,6 +182,13 @@ impl SnapshotDir {
     }
 }
 
+/// Writes the state alone, as followers of the feed take it.
+pub(crate) fn write_state(file: &mut File, state: &IndexState) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, file);
+    codec::encode_snapshot(state, &mut out)?;
+    out.flush()
+}
+
 /// Names sort by log position.
 pub(crate) fn snapshot_id(index: u64, term: u64, node: u64) -> String {
     format!("{index:020}-{term:020}-{node}")
@@ -193,7 +229,8 @@ impl<R: Read> Read for Summed<R> {
     }
 }
 
-fn write_to(file: &mut File, meta: &SnapshotMeta, state: &IndexState) -> io::Result<()> {
+/// Writes description and state.
+pub(crate) fn write_to(file: &mut File, meta: &SnapshotMeta, state: &IndexState) -> io::Result<()> {
     let mut writer = Writer::versioned();
     writer.snapshot_meta(meta);
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, Summed::new(file));

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
 
-use crate::codec::{CodecError, Reader, Writer};
+use crate::codec::{CodecError, Reader, Writer, entry_bytes};
 use crate::types::{SnapshotMeta, TypeConfig, Vote};
 
 /// Most entries of one append message; the leader sends at most [`crate::consensus::PAYLOAD_ENTRIES_MAX`].
@@ -65,6 +65,7 @@ pub(crate) fn put_append(mut writer: Writer, request: &AppendEntriesRequest<Type
         .maybe_log_id(request.prev_log_id.as_ref())
         .maybe_log_id(request.leader_commit.as_ref())
         .word(request.entries.len() as u64);
+    writer.reserve(request.entries.iter().map(entry_bytes).sum());
     for entry in &request.entries {
         writer.entry(entry);
     }

@@ -86,6 +86,14 @@ pub fn soak(root: &Path) -> anyhow::Result<()> {
         test("engine", "kill_9").env("CAIRN_CRASH_ROUNDS", "200"),
     )?;
     steps.run(
+        "crash suite, 60 power cuts",
+        test("engine", "power_cut").env("CAIRN_POWER_ROUNDS", "60"),
+    )?;
+    steps.run(
+        "crash suite, torn and flipped bytes at every offset",
+        test("engine", "torn_and_flipped").env("CAIRN_TORN_STEP", "1"),
+    )?;
+    steps.run(
         "a cluster of index nodes, 20 kills",
         test("cluster", "faults").env("CAIRN_CRASH_ROUNDS", "20"),
     )?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
-use cairn_index_node::bench::{Options, run as measure};
+use cairn_index_node::bench::{Options, Report, run as measure};
 use clap::Args;
 use serde_json::json;
 
@@ -17,7 +17,7 @@ pub struct ClusterBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=7))]
     nodes: u8,
     /// Sources that push at once.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     sources: u16,
     /// Blocks of one stored chain.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -25,6 +25,12 @@ pub struct ClusterBenchArgs {
     /// Seconds of the phase at full rate; the phase at half rate is as long.
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=3600))]
     seconds: u16,
+    /// Blocks that the sources together hold before anything is measured.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=200_000_000))]
+    memberships: u32,
+    /// Seconds that one follower is away while writes go on; 0: none is stopped.
+    #[arg(long, value_name = "S", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=3600))]
+    away: u16,
     /// Where the nodes' data go: a disk to be measured, not memory. The folder is emptied of them afterwards.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -45,7 +51,9 @@ pub fn run(args: &ClusterBenchArgs) -> anyhow::Result<()> {
         nodes: usize::from(args.nodes),
         sources: usize::from(args.sources),
         chain_blocks: usize::from(args.chain_blocks),
+        memberships: args.memberships as usize,
         phase: Duration::from_secs(u64::from(args.seconds)),
+        away: (args.away > 0).then(|| Duration::from_secs(u64::from(args.away))),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -56,18 +64,38 @@ pub fn run(args: &ClusterBenchArgs) -> anyhow::Result<()> {
         output::line(json!(report).to_string());
         return Ok(());
     }
+    print(&report);
+    Ok(())
+}
+
+fn print(report: &Report) {
     output::line(format!(
-        "{:.0} block changes a second committed and applied",
-        report.changes_per_s
+        "{:.0} block changes a second committed and applied by every node, at {} blocks held",
+        report.changes_per_s, report.memberships
     ));
     output::line(format!(
-        "visible to a follower at half that rate: p50 {:.1} ms, p99 {:.1} ms",
+        "CPU a change: nodes {:.0} ns, sources {:.0} ns, view {:.0} ns; slowdown {:.2}: {:.0} changes for each second of the nodes' CPU",
+        report.node_cpu_ns_per_change,
+        report.load_cpu_ns_per_change,
+        report.view_cpu_ns_per_change,
+        report.slowdown,
+        report.changes_per_node_core_s
+    ));
+    output::line(format!(
+        "visible in a view at half that rate: p50 {:.1} ms, p99 {:.1} ms",
         report.visible_p50_ms, report.visible_p99_ms
     ));
     output::line(format!(
-        "longest wait for a snapshot: {:.1} ms",
-        report.snapshot_stall_ms_max
+        "snapshots: longest wait {:.1} ms, longest {:.2} s, memory {:.2} x",
+        report.snapshot_stall_ms_max, report.snapshot_s_max, report.snapshot_rss_ratio
     ));
-    output::line(format!("{:.2} bytes a change", report.bytes_per_change));
-    Ok(())
+    output::line(format!(
+        "{:.2} bytes a change; an empty view is exact after {:.2} s",
+        report.bytes_per_change, report.view_cold_start_s
+    ));
+    if let (Some(away), Some(restore), Some(level)) = (report.away_s, report.restore_s, report.catch_up_s) {
+        output::line(format!(
+            "a follower {away:.0} s away: open after {restore:.2} s, level after {level:.2} s"
+        ));
+    }
 }

@@ -219,16 +219,19 @@ impl Follower {
             .snapshots
             .get(&node.consensus, |index| node.feed.reaches(index))
             .await;
-        let snapshot = snapshot.map_err(|error| Over(Some(Status::internal(format!("no snapshot: {error}")))))?;
+        let failed = |error: String| Over(Some(Status::internal(format!("no snapshot: {error}"))));
+        let snapshot = snapshot.map_err(failed)?;
         node.metrics.snapshots_sent.inc();
-        self.at = snapshot.index;
-        let last = snapshot.chunks.len().saturating_sub(1);
-        for (i, chunk) in snapshot.chunks.iter().enumerate() {
+        self.at = snapshot.state.index;
+        let (mut offset, bytes) = (0, snapshot.state.bytes);
+        while offset < bytes {
+            let data = snapshot.chunk(offset).await.map_err(failed)?;
+            offset += data.len() as u64;
             self.send(Frame::Snapshot(v1::SnapshotChunk {
-                snapshot_index: snapshot.index,
-                data: chunk.clone(),
-                last: i == last,
-                digest: snapshot.digest,
+                snapshot_index: snapshot.state.index,
+                data,
+                last: offset == bytes,
+                digest: snapshot.state.digest,
             }))
             .await?;
         }
