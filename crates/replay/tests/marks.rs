@@ -74,8 +74,10 @@ fn kv_is_ahead_of_the_best_parameters_of_others_on_the_conversation() {
     };
     let prefix = one(&trace, &prefix, &options);
     assert!(kv.ttft_ms.p90 < 0.5 * prefix.ttft_ms.p90 && kv.ttft_ms.p99 < 0.7 * prefix.ttft_ms.p99);
+    let mut best_p90 = f64::INFINITY;
     for other in [named("lmetric"), named("least-tokens"), sticky] {
         let other = one(&trace, &other, &options).ttft_ms;
+        best_p90 = best_p90.min(other.p90);
         for (ours, theirs) in [
             (kv.ttft_ms.p50, other.p50),
             (kv.ttft_ms.p90, other.p90),
@@ -89,12 +91,34 @@ fn kv_is_ahead_of_the_best_parameters_of_others_on_the_conversation() {
         ..options.clone()
     };
     assert!(one(&trace, &named("kv"), &late).hit > kv.hit - 0.005);
+    let eight = Options {
+        routers: 8,
+        ..options.clone()
+    };
+    assert!(one(&trace, &named("kv"), &eight).hit > kv.hit - 0.01);
     let peers = Options {
         peer_fetch: true,
         ..options
     };
     let fetching = one(&trace, &named("kv"), &peers);
-    assert!(fetching.oracle_fraction >= 0.95 && fetching.ttft_ms.p90 < kv.ttft_ms.p90);
+    assert!(fetching.oracle_fraction >= 0.95 && fetching.ttft_ms.p90 < 0.75 * best_p90);
+}
+
+#[test]
+fn kv_is_ahead_where_all_prompts_share_their_start_and_engines_are_half_idle() {
+    let test = "kv_is_ahead_where_all_prompts_share_their_start_and_engines_are_half_idle";
+    let Some(tau) = data(test, "taubench_airline_b16.jsonl.gz") else {
+        return;
+    };
+    // At less than 15 % of busy time (20 times the recorded speed) lmetric's P90 is 4 % lower: docs/replay.md.
+    for speed in [40.0, 90.0] {
+        let (tau, options) = (tau.clone().faster(speed), reference());
+        let kv = one(&tau, &named("kv"), &options).ttft_ms;
+        for other in ["lmetric", "sticky", "least-tokens"] {
+            let other = one(&tau, &named(other), &options).ttft_ms;
+            assert!(kv.p50 <= 1.02 * other.p50 && kv.p90 <= 0.9 * other.p90 && kv.p99 <= 0.9 * other.p99);
+        }
+    }
 }
 
 #[test]
@@ -108,8 +132,7 @@ fn a_hot_prefix_spreads_and_pure_longest_match_collapses() {
         one(&tau, &named("kv"), &options),
         one(&tau, &named("max-hit"), &options),
     );
-    // The aim is 1.06, which the conversation below keeps; here the first seconds of a 25 s run weigh too much: 1.19.
-    assert!(kv.utilisation > 0.4 && kv.work_max_over_mean <= 1.25);
+    assert!(kv.utilisation > 0.4 && kv.work_max_over_mean <= 1.06);
     assert!(greedy.work_max_over_mean > 7.0 && greedy.ttft_ms.p90 > 20.0 * kv.ttft_ms.p90);
     let Some(conversation) = data(test, "mooncake_conversation.jsonl.gz") else {
         return;

@@ -104,7 +104,7 @@ pub struct DecisionRecord {
 }
 
 /// Layout that this code writes and reads.
-pub const RECORD_VERSION: u32 = 2;
+pub const RECORD_VERSION: u32 = 3;
 
 /// A record that doesn't give its own decision again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

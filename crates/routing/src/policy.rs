@@ -154,15 +154,16 @@ pub struct Pick {
     pub runner_up: Option<usize>,
 }
 
-/// Steps of about a fifth: recent work that differs by less is equal.
+/// Steps of about a fifth: tokens or work that differ by less are equal.
 fn coarse(work: u64) -> u32 {
     let top = (work | 1).ilog2();
     let next = if top >= 2 { work >> (top - 2) & 3 } else { 0 };
     top << 2 | next as u32
 }
 
-/// Lets `policy` choose. Equally good ones are told apart by the least new tokens, then the least requests, then the
-/// least work lately given, then who waited longest for a request of this router, then a seeded draw; never by their order.
+/// Lets `policy` choose. Equally good ones are told apart by the least new tokens and the least work lately given, both in
+/// coarse steps, then the least requests, then who waited longest for a request of this router, then a seeded draw; never by
+/// their order.
 pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Score>) -> Pick {
     let candidates = situation.candidates;
     scores.clear();
@@ -174,12 +175,12 @@ pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Sco
         let c = &candidates[at];
         let tied = scores[at] <= level;
         let beyond = if tied { 0 } else { scores[at] };
-        let (new, busy, given, rest) = if tied {
+        let (new, given, busy, rest) = if tied {
             let rest = u32::MAX - c.inputs.since_chosen;
             (
-                c.terms.new_tokens,
-                c.inputs.in_flight,
+                coarse(c.terms.new_tokens.into()),
                 coarse(c.inputs.recent_work),
+                c.inputs.in_flight,
                 rest,
             )
         } else {
@@ -188,8 +189,8 @@ pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Sco
         (
             beyond,
             new,
-            busy,
             given,
+            busy,
             rest,
             draw::pair(situation.draw, u64::from(c.worker.0)),
         )

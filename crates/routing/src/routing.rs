@@ -357,7 +357,10 @@ impl Routing {
         // Half of the prompt is on its way, and nobody has that half yet: a burst of one cold prefix.
         let half = request.prompt_tokens / 2;
         let cold = promised > half && slots.iter().all(|slot| promised >= reuse_of(*slot).gpu + half);
-        let price_percent = cost::price_percent(fleet.occupied(request.pool), cold);
+        let occupied = fleet.occupied(request.pool);
+        let price_percent = cost::price_percent(occupied, cold);
+        // Who waits for the first copy of a cold start pays no rent: there is nothing to buy yet.
+        let rent_percent = if cold { 0 } else { cost::rent_percent(occupied) };
         self.candidates.clear();
         for &slot in slots {
             let Some(state) = fleet.get(slot) else { continue };
@@ -391,9 +394,25 @@ impl Routing {
                 }),
                 recent_work: state.occupied.work(),
                 price_percent,
+                own_waiting: load.own.waiting,
+                least_queue_us: u64::MAX,
+                rent_percent,
                 speeds: state.rates.speeds(),
             };
             self.candidates.push(candidate(now, state, request, &load, inputs));
+        }
+        self.compare_waits();
+    }
+
+    /// Tells every candidate the least wait among those that can compute the prompt.
+    fn compare_waits(&mut self) {
+        let can = self.candidates.iter().filter(|c| c.why_not.is_none() || c.prefill_leg);
+        let least = can.map(|c| c.terms.queue_us).min().unwrap_or(0);
+        for candidate in &mut self.candidates {
+            candidate.inputs.least_queue_us = least;
+            if candidate.inputs.own_waiting >= cost::RENT_FROM && candidate.terms.queue_us > least {
+                candidate.terms = candidate.inputs.terms();
+            }
         }
     }
 
