@@ -53,15 +53,10 @@ fn chain(family: u64, shared: u64, len: u64) -> Vec<BlockKey> {
 const ROOT: BlockKey = BlockKey(77);
 const HOLDERS: u32 = 64;
 
-fn counted(counting: impl FnOnce() -> u64) -> u64 {
-    begin_counting(counting)
-}
-
-/// What runs inside this is counted.
+/// What runs inside this is counted; gives by how many the count is to be divided.
 #[inline(never)]
-fn begin_counting(counting: impl FnOnce() -> u64) -> u64 {
-    let operations = counting();
-    black_box(operations)
+fn counted_here(counting: impl FnOnce() -> u64) -> u64 {
+    black_box(counting())
 }
 
 fn residency() -> Residency {
@@ -74,7 +69,7 @@ fn residency() -> Residency {
 fn ingest() -> u64 {
     let mut residency = residency();
     let chains: Vec<_> = (0..600).map(|family| chain(family, 40, 120)).collect();
-    counted(|| {
+    counted_here(|| {
         let mut blocks = 0;
         let mut held = VecDeque::new();
         for (n, keys) in chains.iter().enumerate() {
@@ -114,7 +109,7 @@ fn random() -> u64 {
         residency.store(HolderId(n as u32 % 4), ROOT, Depth(0), 0, keys);
     }
     let mut numbers = Numbers(5);
-    counted(|| {
+    counted_here(|| {
         let mut blocks = 0;
         for _ in 0..20_000 {
             let n = numbers.below(400) as usize;
@@ -202,7 +197,7 @@ fn messages() -> (Vec<EventBatch>, u64) {
 fn mirror() -> u64 {
     let mut source = source();
     let (messages, blocks) = messages();
-    counted(|| {
+    counted_here(|| {
         for message in messages {
             source.live(Millis(1), message);
             while let Some(batch) = source.next_batch(Millis(1)) {
@@ -221,7 +216,7 @@ fn mirror() -> u64 {
 fn keys() -> u64 {
     let tokens: Vec<Token> = (0..128_000).collect();
     let mut chain = Chain::default();
-    counted(|| {
+    counted_here(|| {
         chain.extend(ROOT, BlockSize::DEFAULT, black_box(&tokens), &[]);
         chain.keys.len() as u64
     })
@@ -243,7 +238,7 @@ fn matches() -> u64 {
         }
     }
     let mut out = Vec::with_capacity(HOLDERS as usize);
-    counted(|| {
+    counted_here(|| {
         for keys in prompts.iter().cycle().take(1_000) {
             residency.match_prefix(black_box(keys), &mut out);
         }
@@ -275,7 +270,7 @@ fn choose() -> u64 {
         })
         .collect();
     let mut held = VecDeque::new();
-    counted(|| {
+    counted_here(|| {
         for i in 0..400u64 {
             let now = Micros(i * 2_000);
             let facts = RequestFacts {
@@ -327,7 +322,7 @@ fn count(operation: &str) -> f64 {
         .args([
             "--tool=callgrind",
             "--callgrind-out-file=/dev/null",
-            "--toggle-collect=*begin_counting*",
+            "--toggle-collect=*counted_here*",
         ])
         .arg(std::env::current_exe().unwrap())
         .args([

@@ -36,7 +36,7 @@ impl Mirror {
             .zip(stored.tokens.chunks_exact(size as usize))
             .enumerate()
         {
-            if i % AHEAD == 0 {
+            if i.is_multiple_of(AHEAD) {
                 let next = &stored.hashes[i..stored.hashes.len().min(i + AHEAD)];
                 // One new block in twenty looks like another, which is then near too.
                 self.arena.find_each(next, &mut seen);
