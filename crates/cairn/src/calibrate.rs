@@ -28,7 +28,7 @@ const ANSWER_TOKENS: u32 = 48;
 /// Tokens that don't count at each end.
 const EDGE: usize = 8;
 /// Token ids that every vocabulary has and that stand for ordinary text.
-const TOKEN_IDS: std::ops::Range<u32> = 300..30_000;
+const TOKEN_IDS: std::ops::Range<u32> = 300..4_000;
 /// Longest wait for one answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 

@@ -310,7 +310,7 @@ fn a_live_engine_s_costs_are_measured_and_taken_by_replay() {
             "--engine",
             &url,
             "--repeat",
-            "2",
+            "1",
             "--json",
             "--write",
             file.to_str().unwrap(),
