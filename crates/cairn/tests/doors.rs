@@ -235,7 +235,7 @@ fn decisions(number: u64) -> Vec<serde_json::Value> {
         let now = Micros::from_ms(at);
         let choice = routing.decide(now, &request, &reuse).unwrap();
         // Never given back: waiting requests pile up, so that every term of the cost model is in the records.
-        std::mem::forget(routing.reserve(now, &choice, &request).unwrap());
+        let _kept = routing.reserve(now, &choice, &request).unwrap();
         made.push(serde_json::to_value(routing.record(now, &choice, &request)).unwrap());
     }
     made
