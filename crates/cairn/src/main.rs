@@ -1,6 +1,7 @@
 //! The `cairn` binary: one subcommand per role, `up` for everything at once, and the operators' tools.
 
 mod bench;
+mod calibrate;
 mod inspect;
 mod output;
 mod replay;
@@ -45,6 +46,8 @@ enum Command {
     Policy(inspect::policy::PolicyArgs),
     /// Run a trace through a simulated fleet under any policies, with the code that decides in routers.
     Replay(Box<replay::ReplayArgs>),
+    /// Measure a live engine, and fit the replay's engine model to it.
+    Calibrate(calibrate::CalibrateArgs),
     /// Measure Cairn itself.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -74,6 +77,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Members(args) => inspect::members::run(args),
         Command::Policy(args) => inspect::policy::run(args),
         Command::Replay(args) => replay::run(*args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Bench(command) => bench::run(command),
     }
 }

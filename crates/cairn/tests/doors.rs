@@ -226,3 +226,154 @@ fn tokens_are_asked_for_where_a_role_has_one() {
     );
     assert!(node.end().success());
 }
+
+/// Decisions of a router core over three workers, as its page shows them.
+fn decisions(number: u64) -> Vec<serde_json::Value> {
+    use cairn_routing::{Micros, RequestFacts, Reuse, RouterName, Routing, RoutingConfig, WorkerFacts};
+    let mut routing = Routing::new(RoutingConfig {
+        router: RouterName("r".into()),
+        boot: 1,
+        seed: 7,
+        identity_seed: 7,
+        policies: Vec::new(),
+    })
+    .unwrap();
+    for id in 0..3 {
+        routing.set_worker(Micros(0), WorkerFacts::new(cairn_index::WorkerId(id), "p"));
+    }
+    let request = RequestFacts {
+        pool: "p",
+        prompt_tokens: 4_000,
+        block_tokens: 16,
+        ..RequestFacts::default()
+    };
+    let reuse = |worker: cairn_index::WorkerId| Reuse {
+        gpu: 800 * worker.0,
+        ..Reuse::default()
+    };
+    let mut made = Vec::new();
+    for at in 0..number {
+        let now = Micros::from_ms(at);
+        let choice = routing.decide(now, &request, &reuse).unwrap();
+        // Never given back: waiting requests pile up, so that every term of the cost model is in the records.
+        let _kept = routing.reserve(now, &choice, &request).unwrap();
+        made.push(serde_json::to_value(routing.record(now, &choice, &request)).unwrap());
+    }
+    made
+}
+
+#[test]
+fn recorded_decisions_are_made_again_and_a_changed_one_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("decisions.jsonl");
+    let mut records = decisions(40);
+    let lines = |records: &[serde_json::Value]| records.iter().map(|r| format!("{r}\n")).collect::<String>();
+    std::fs::write(&file, lines(&records)).unwrap();
+    let output = std::process::Command::new(CAIRN)
+        .args(["replay", "--verify", file.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && said.contains("40 decisions"), "{said}");
+    let chosen = records[31]["chosen"].as_u64().unwrap();
+    records[31]["chosen"] = ((chosen + 1) % 3).into();
+    std::fs::write(&file, lines(&records)).unwrap();
+    let said = refusal(&["replay", "--verify", file.to_str().unwrap()]);
+    says(&said, &["1 of 40", "decision 32"]);
+    std::fs::write(&file, "{\"record\":{\"version\":3}}\n").unwrap();
+    says(
+        &refusal(&["replay", "--verify", file.to_str().unwrap()]),
+        &["decision 1"],
+    );
+}
+
+#[test]
+fn advice_names_what_limits_and_the_best_parameters_of_prefix_routing() {
+    let output = std::process::Command::new(CAIRN)
+        .args([
+            "replay",
+            "--trace",
+            "synthetic:sagemaker-8k",
+            "--requests",
+            "150",
+            "--engines",
+            "3",
+        ])
+        .args(["--model", "reference", "--threads", "1", "--advise", "--json"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let advice: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(
+        (advice["requests"].as_u64(), advice["advice"].as_array().unwrap().len()),
+        (Some(150), 4)
+    );
+    let of = |name: &str| advice["prefix"][name].as_u64().unwrap();
+    assert!((1_024..=65_536).contains(&of("prefix_length")) && (1..=1_024).contains(&of("concurrency_threshold")));
+    assert!(advice["now"]["hit"].as_f64().unwrap() <= advice["oracle_hit"].as_f64().unwrap() + 1e-9);
+    says(&said, &["for the first time", "PrefixLength", "one engine more"]);
+}
+
+#[test]
+fn a_live_engine_s_costs_are_measured_and_taken_by_replay() {
+    let folder = tempfile::tempdir().unwrap();
+    // Slow enough that the machine's noise is small beside it.
+    let custom = "custom = { step_base_s = 0.01, prefill_token_s = 8e-5, prefill_pair_s = 2e-8, decode_sequence_s = 2e-3, \
+                  decode_context_s = 2e-6, host_load_base_s = 0.001, host_load_token_s = 6.6e-6, transfer_base_s = 0.003, \
+                  transfer_token_s = 3.3e-6 }";
+    let config = format!("listen = \"127.0.0.1:0\"\n[timing]\n{custom}\n[events]\nenabled = false\n");
+    let engine = RoleProcess::start(folder.path(), "engine", "engine", &config);
+    let url = engine.ready["http"].as_str().unwrap().to_owned();
+    let file = folder.path().join("timing.json");
+    let output = std::process::Command::new(CAIRN)
+        .args([
+            "calibrate",
+            "--engine",
+            &url,
+            "--repeat",
+            "1",
+            "--json",
+            "--write",
+            file.to_str().unwrap(),
+        ])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{said} {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let fitted: serde_json::Value = serde_json::from_str(&said).unwrap();
+    eprintln!("{fitted:#}");
+    for (name, known, within) in [
+        ("step_base_s", 0.01, 0.5),
+        ("prefill_token_s", 8e-5, 0.2),
+        ("prefill_pair_s", 2e-8, 0.4),
+        ("decode_sequence_s", 2e-3, 0.5),
+    ] {
+        let found = fitted["timing"][name].as_f64().unwrap();
+        assert!((found / known - 1.0).abs() < within, "{name}: {found}, not {known}");
+    }
+    let mut args = vec![
+        "replay",
+        "--trace",
+        "synthetic:sagemaker-8k",
+        "--requests",
+        "20",
+        "--seeds",
+        "1",
+        "--json",
+    ];
+    args.extend(["--timing", file.to_str().unwrap()]);
+    assert!(
+        std::process::Command::new(CAIRN)
+            .args(&args)
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
+    std::fs::write(&file, "{\"step_base_s\": 1}").unwrap();
+    says(&refusal(&args), &["--timing", "cairn calibrate --write"]);
+}

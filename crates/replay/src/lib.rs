@@ -6,6 +6,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, missing_docs))]
 
+mod calibrate;
 pub mod engine_model;
 mod html;
 mod options;
@@ -14,6 +15,7 @@ mod run;
 pub mod trace;
 mod tune;
 
+pub use calibrate::{CalibrateError, Fitted, Sample, fit};
 pub use options::{ENGINES_MAX, InvalidOptions, Model, Options, ROUTERS_MAX, Scenario, reference_timing};
 pub use report::{Difference, FirstToken, Report, Run, Window};
 pub use run::{ReplayError, run};

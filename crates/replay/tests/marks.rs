@@ -65,12 +65,12 @@ fn kv_is_ahead_of_the_best_parameters_of_others_on_the_conversation() {
     let kv = one(&trace, &named("kv"), &options);
     // The best of the grids of `cairn replay --tune` on this trace.
     let prefix = PolicyConfig::Prefix {
-        prefix_length: 4_096,
+        prefix_length: 16_384,
         concurrency_threshold: 1,
     };
     let sticky = PolicyConfig::Sticky {
         cached_percent: 50,
-        tau_tokens: 65_536,
+        tau_tokens: 131_072,
     };
     let prefix = one(&trace, &prefix, &options);
     assert!(kv.ttft_ms.p90 < 0.5 * prefix.ttft_ms.p90 && kv.ttft_ms.p99 < 0.7 * prefix.ttft_ms.p99);

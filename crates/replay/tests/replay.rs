@@ -148,6 +148,32 @@ fn what_a_peer_holds_is_fetched_where_that_is_faster_than_computing() {
 }
 
 #[test]
+fn the_page_stands_alone_has_its_plots_and_escapes_names() {
+    let mut trace = contexts(200);
+    trace.name = "<script>alert('x')</script> & \"mine\"".into();
+    let options = Options {
+        scenario: Scenario::ScaleIn,
+        ..options()
+    };
+    let mut report = run(&trace, &["kv", "prefix"], &options);
+    report.runs[1].policy = "prefix<b>".into();
+    let page = report.html();
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</body></html>\n"));
+    for loaded in [
+        "<script", "<link", "<img", "src=", "href=", "url(", "http:", "https:", "@import", "<b>",
+    ] {
+        assert!(!page.contains(loaded), "{loaded}");
+    }
+    assert!(page.contains("&lt;script&gt;alert") && page.contains("prefix&lt;b&gt;"));
+    // Distribution, P90 over time, hits over time: each with a line for either policy; the change of the fleet is marked.
+    assert_eq!(page.matches("<svg").count(), 3);
+    assert_eq!(page.matches("<polyline").count(), 6);
+    assert_eq!(page.matches("fleet changes").count(), 2);
+    assert!(page.contains("title=\"engine 3: ") && page.contains("Why requests went where they went"));
+    assert!(!page.contains("NaN") && !page.contains("inf"));
+}
+
+#[test]
 fn the_mooncake_conversation_is_replayed_in_seconds() {
     let Ok(folder) = std::env::var("CAIRN_DATA") else {
         use std::io::Write as _;

@@ -1,10 +1,10 @@
 //! Arguments of `cairn replay`, checked.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use cairn_replay::engine_model::{CpuTierConfig, Micros};
+use cairn_replay::engine_model::{CpuTierConfig, Micros, Timing};
 use cairn_replay::{Model, Options, Scenario};
 use cairn_routing::PolicyConfig;
 use clap::{Args, ValueEnum};
@@ -47,6 +47,9 @@ pub struct ReplayArgs {
     /// Print the models' constants with their sources, and nothing else.
     #[arg(long)]
     pub show_model: bool,
+    /// Costs of the default engine, as `cairn calibrate --write` made them.
+    #[arg(long, value_name = "FILE")]
+    timing: Option<PathBuf>,
     /// Tokens in an engine block; 16, or the trace's own size with the reference model, where not given.
     #[arg(long, value_name = "TOKENS")]
     block_size: Option<u32>,
@@ -129,6 +132,7 @@ impl ReplayArgs {
                 ModelName::Default => Model::Default,
                 ModelName::Reference => Model::Reference,
             },
+            timing: self.timing.as_deref().map(read_timing).transpose()?,
             cpu: (cpu_blocks > 0).then(|| CpuTierConfig {
                 blocks: u32::try_from(cpu_blocks).unwrap_or(u32::MAX),
                 store: Default::default(),
@@ -169,6 +173,12 @@ impl ReplayArgs {
         }
         Ok(asked)
     }
+}
+
+fn read_timing(file: &Path) -> anyhow::Result<Timing> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("opening --timing {}", file.display()))?;
+    serde_json::from_str(&text)
+        .with_context(|| format!("--timing {}: not what `cairn calibrate --write` makes", file.display()))
 }
 
 /// `name`, or `name:parameter=value:...`.
