@@ -21,6 +21,10 @@ const WORKER_PRIOR: f64 = 16.0;
 /// Observations that a pool's prior (the defaults) counts for.
 const POOL_PRIOR: f64 = 2.0;
 
+/// A prefill slope below a tenth of the plain ratio of time to work would make long prompts free. A transfer may well take as long
+/// whatever its length: its least is nothing.
+const PREFILL_LEAST_PART: f64 = 0.1;
+
 /// Observations that the prior of a fetch or transfer speed counts for.
 const MEAN_PRIOR: f64 = 4.0;
 
@@ -54,6 +58,8 @@ struct Line {
     prior_start: f64,
     prior_slope: f64,
     prior_weight: f64,
+    /// The slope's least part of the plain ratio of time to work: what the data must not pull it below.
+    least_part: f64,
     n: f64,
     w: f64,
     ww: f64,
@@ -66,11 +72,12 @@ struct Line {
 const PRIOR_POINTS: [f64; 2] = [64.0, 4096.0];
 
 impl Line {
-    fn new(start: f64, slope: f64, prior_weight: f64) -> Self {
+    fn new(start: f64, slope: f64, prior_weight: f64, least_part: f64) -> Self {
         Self {
             prior_start: start,
             prior_slope: slope,
             prior_weight,
+            least_part,
             n: 0.0,
             w: 0.0,
             ww: 0.0,
@@ -92,8 +99,8 @@ impl Line {
             wt += weight * point * time;
         }
         let slope = (n * wt - w * t) / (n * ww - w * w);
-        // A slope that the data pulls below a tenth of the plain ratio would make long prompts free.
-        let slope = slope.max(0.1 * t / w.max(1.0));
+        // No work makes anything faster.
+        let slope = slope.max(self.least_part * t / w.max(1.0)).max(0.0);
         let start = (t - slope * w) / n;
         // No prefill ends before it starts: then the line goes through the origin.
         if start < 0.0 { (0.0, wt / ww) } else { (start, slope) }
@@ -167,12 +174,19 @@ impl Rates {
     }
 
     fn with_prior(prior: Speeds, weight: f64) -> Self {
-        let line = |start_us: u32, ns: u32, weight| Line::new(f64::from(start_us), f64::from(ns) / 1_000.0, weight);
+        let line = |start_us: u32, ns: u32, weight, least| {
+            Line::new(f64::from(start_us), f64::from(ns) / 1_000.0, weight, least)
+        };
         Self {
-            prefill: line(prior.prefill_start_us, prior.prefill_ns_per_token, weight),
+            prefill: line(
+                prior.prefill_start_us,
+                prior.prefill_ns_per_token,
+                weight,
+                PREFILL_LEAST_PART,
+            ),
             cpu_ns: Mean::new(f64::from(prior.cpu_ns_per_token)),
             shared_ns: Mean::new(f64::from(prior.shared_ns_per_token)),
-            transfer: line(prior.transfer_start_us, prior.transfer_ns_per_token, MEAN_PRIOR),
+            transfer: line(prior.transfer_start_us, prior.transfer_ns_per_token, MEAN_PRIOR, 0.0),
             service_us: Mean::new(prior.service_us as f64),
             speeds: prior,
         }

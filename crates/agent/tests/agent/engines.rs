@@ -119,11 +119,12 @@ async fn each_rank_is_a_worker_of_its_own_whatever_its_batches_say() {
     })
     .await;
     assert_eq!(index.overlap("tiny", &sources[0], &tokens(1, 4)).gpu, 0);
-    let page = running.registry().encode();
-    let counted = page
-        .lines()
-        .filter(|l| l.starts_with("cairn_agent_foreign_rank") && l.ends_with(" 1"));
-    assert_eq!(counted.count(), 1, "{page}");
+    until("the foreign rank is counted", || {
+        let page = running.registry().encode();
+        page.lines()
+            .any(|l| l.starts_with("cairn_agent_foreign_rank") && l.ends_with(" 1"))
+    })
+    .await;
     // A clear of one rank leaves the others, whichever it names.
     engine.named_rank = Some(7);
     engine

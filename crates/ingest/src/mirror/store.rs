@@ -364,13 +364,17 @@ fn remaining(copies: Option<&[u32]>, at: usize) -> Option<u32> {
 
 /// Whether a hash comes twice.
 fn has_duplicate(hashes: &[EngineHash]) -> bool {
-    match hashes.len() {
-        0 | 1 => false,
-        2..=FEW => (1..hashes.len()).any(|i| hashes[..i].contains(&hashes[i])),
-        ..=32 => has_duplicate_by(&mut [0; 64], hashes),
-        ..=128 => has_duplicate_by(&mut [0; 256], hashes),
-        ..=512 => has_duplicate_by(&mut [0; 1_024], hashes),
-        many => has_duplicate_by(&mut vec![0; (many * 2).next_power_of_two()], hashes),
+    let many = hashes.len();
+    if many <= FEW {
+        (1..many).any(|i| hashes[..i].contains(&hashes[i]))
+    } else if many <= 32 {
+        has_duplicate_by(&mut [0; 64], hashes)
+    } else if many <= 128 {
+        has_duplicate_by(&mut [0; 256], hashes)
+    } else if many <= 512 {
+        has_duplicate_by(&mut [0; 1_024], hashes)
+    } else {
+        has_duplicate_by(&mut vec![0; (many * 2).next_power_of_two()], hashes)
     }
 }
 
