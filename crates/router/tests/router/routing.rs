@@ -240,6 +240,8 @@ async fn with_every_index_node_gone_requests_still_succeed_from_the_last_view() 
     let world = World::start(2).await;
     let prompt = tokens(3, 480);
     world.index.store(&world.workers[1], &prompt, "");
+    // What the last view promises is true, and the engine says so.
+    world.engines[1].state.lock().cached_tokens = 464;
     let router = world.router().await;
     world.index.kill();
     let deadline = tokio::time::Instant::now() + super::client::BOUND;
@@ -255,7 +257,8 @@ async fn with_every_index_node_gone_requests_still_succeed_from_the_last_view() 
             200
         );
     }
-    assert_eq!(world.counts(), [0, 5]);
+    let told = send(router.addr, get("/cairn/decisions?limit=5")).await.body;
+    assert_eq!(world.counts(), [0, 5], "{told}");
 }
 
 #[tokio::test]

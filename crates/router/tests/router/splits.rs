@@ -4,9 +4,6 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use cairn_index::Role;
-use cairn_router::Running;
-use http::Response;
-use hyper::body::Incoming;
 
 use super::client::{get, open, post, send, until};
 use super::engine::{Engine, Mode, Seen};
@@ -21,7 +18,12 @@ async fn split_world() -> World {
     let mut workers = Vec::new();
     for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
         let engine = Engine::start("m").await;
-        workers.push(index.register(&engine.url(), role, 0, 1));
+        workers.push(index.register_as(&engine.url(), role, 0, 1, |worker| {
+            if role == Role::Decode {
+                // Decode engines of this kind take nothing whole, so every request is split, whatever speeds were seen.
+                worker.engine_kind = "sglang".into();
+            }
+        }));
         engines.push(engine);
     }
     World {
@@ -31,22 +33,7 @@ async fn split_world() -> World {
     }
 }
 
-/// Answers that stay unfinished at the decode workers of [`split_world`], which make a split pay.
-async fn hold_streams(world: &World, router: &Running) -> Vec<Response<Incoming>> {
-    for engine in &world.engines[2..] {
-        engine.set(Mode::Hold { after: 1 });
-    }
-    let mut held = Vec::new();
-    for _ in 0..24 {
-        held.push(open(router.addr, post("/v1/completions", STREAM)).await);
-    }
-    for engine in &world.engines[2..] {
-        engine.set(Mode::Answer { chunks: 3 });
-    }
-    held
-}
-
-/// A prompt whose prefill outweighs a transfer.
+/// A long prompt.
 fn long_body(stream: bool) -> String {
     serde_json::json!({"model": "m", "prompt": tokens(33, 3500), "stream": stream, "max_tokens": 50}).to_string()
 }
@@ -55,7 +42,6 @@ fn long_body(stream: bool) -> String {
 async fn a_split_request_passes_the_prefills_object_to_the_decode_leg() {
     let world = split_world().await;
     let router = world.router().await;
-    let held = hold_streams(&world, &router).await;
     let answer = send(router.addr, post("/v1/completions", long_body(true))).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     assert!(answer.body.ends_with("data: [DONE]\n\n"));
@@ -107,7 +93,6 @@ async fn a_split_request_passes_the_prefills_object_to_the_decode_leg() {
         answer.status == 200 || answer.error_code() == "engine_failed",
         "{answer:?}"
     );
-    drop(held);
     nothing_is_reserved(&router).await;
 }
 
@@ -173,7 +158,6 @@ async fn both_legs_of_sglang_meet_in_one_room_and_end_together() {
 async fn a_decode_engine_that_fails_before_the_first_token_costs_a_new_pair_and_not_the_request() {
     let world = split_world().await;
     let router = world.router().await;
-    let held = hold_streams(&world, &router).await;
     // One decode engine no longer knows what the prefill engine offers, as after a restart of either.
     world.engines[2].set(Mode::Status(500));
     let tried = || {
@@ -189,7 +173,6 @@ async fn a_decode_engine_that_fails_before_the_first_token_costs_a_new_pair_and_
         assert!(answer.body.ends_with("data: [DONE]\n\n"));
     }
     assert_eq!(tried(), 1, "the request went elsewhere at once");
-    drop(held);
     nothing_is_reserved(&router).await;
 }
 
@@ -197,7 +180,6 @@ async fn a_decode_engine_that_fails_before_the_first_token_costs_a_new_pair_and_
 async fn a_prefill_engine_that_dies_over_a_prompt_costs_a_new_pair_and_not_the_request() {
     let world = split_world().await;
     let router = world.router().await;
-    let held = hold_streams(&world, &router).await;
     for engine in &world.engines[..2] {
         engine.set(Mode::Hang);
     }
@@ -220,6 +202,5 @@ async fn a_prefill_engine_that_dies_over_a_prompt_costs_a_new_pair_and_not_the_r
         legs.iter().any(|leg| leg.body.contains("do_remote_decode")),
         "the other prefill engine computed the prompt"
     );
-    drop(held);
     nothing_is_reserved(&router).await;
 }
