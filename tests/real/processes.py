@@ -217,7 +217,6 @@ class Cluster:
                   f'data_dir = "{self.folder}/router-{i + 1}"\n{router_extra}\n{telemetry}')
             for i, port in enumerate(self.router_ports)]
         self.router_urls = [f"http://127.0.0.1:{port}" for port in self.router_ports]
-        self.agent_url = f"http://127.0.0.1:{agent_ops}"
         self.engines = engines
 
     def wait(self, seconds=60):
