@@ -208,7 +208,7 @@ fn tokens_are_asked_for_where_a_role_has_one() {
     let address = format!("127.0.0.1:{port}");
     let said = refusal(&["status", "--index", &address]);
     says(&said, &["token"]);
-    let status = eventually("the status with the token", std::time::Duration::from_secs(10), || {
+    let status = eventually("the status with the token", || {
         let status = ask(&[
             "status",
             "--json",

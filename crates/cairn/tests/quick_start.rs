@@ -3,19 +3,12 @@
 
 mod support;
 
-use std::time::Duration;
-
 use serde_json::Value;
-use support::{Cluster, chat, eventually, get, post, prose, stream};
+use support::{Cluster, PATIENCE, chat, eventually, get, post, prose, stream};
 
 #[test]
 fn the_first_command_answers_and_reuses_a_shared_start() {
     let cluster = Cluster::up(&[]);
-    assert!(
-        cluster.up_after < Duration::from_secs(30),
-        "up after {:?}",
-        cluster.up_after
-    );
     let chat_url = format!("{}/v1/chat/completions", cluster.router(0));
     let start = prose(1, 2_600);
 
@@ -36,7 +29,7 @@ fn the_first_command_answers_and_reuses_a_shared_start() {
         "--body",
         file.path().to_str().unwrap(),
     ];
-    let explained = eventually("the other router sees the blocks", Duration::from_secs(5), || {
+    let explained = eventually("the other router sees the blocks", || {
         let decision = support::ask(&explain);
         credited(&decision).is_some().then_some(decision)
     });
@@ -136,7 +129,7 @@ fn operators_commands_reach_every_router(cluster: &Cluster) {
 fn on_every_router(cluster: &Cluster, what: &str, passes: impl Fn(&Value) -> Option<()>) {
     for i in 0..2 {
         let url = format!("{}/cairn/status", cluster.router(i));
-        eventually(what, Duration::from_secs(5), || {
+        eventually(what, || {
             let seen: Value = serde_json::from_str(&get(&url).1).ok()?;
             passes(&seen)
         });
@@ -174,7 +167,7 @@ fn a_signal_lets_streams_finish_and_a_data_directory_serves_one_cluster() {
         begun.send(lines.next().is_some()).unwrap();
         lines.last()
     });
-    assert!(first.recv_timeout(Duration::from_secs(20)).unwrap());
+    assert!(first.recv_timeout(PATIENCE).unwrap());
     cluster.end();
     assert_eq!(reader.join().unwrap().as_deref(), Some("[DONE]"));
 }

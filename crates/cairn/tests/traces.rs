@@ -6,7 +6,6 @@ mod otlp;
 mod support;
 
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use otlp::{Received, Receiver};
 use serde_json::Value;
@@ -34,7 +33,7 @@ fn a_request_is_one_trace_below_the_callers_span() {
         &chat(&format!("{secret} {}", prose(3, 400)), "hello", false),
     );
     let wanted = ["gateway.request", "tokenize", "overlap", "choose", "forward"];
-    let spans = eventually("the request's spans arrive", Duration::from_secs(10), || {
+    let spans = eventually("the request's spans arrive", || {
         let spans = receiver.spans(Some(TRACE));
         let has = |name: &str| spans.iter().any(|s| s.span.name == name);
         (wanted.iter().all(|name| has(name)) && spans.iter().any(|s| s.service == "cairn-engine")).then_some(spans)
@@ -79,7 +78,7 @@ fn an_unsampled_caller_is_honoured_and_a_malformed_one_gets_a_new_trace() {
         &chat("unsampled", "one", false),
     );
     ask(&cluster, Some("00-nonsense"), &chat("malformed", "two", false));
-    let roots = eventually("the malformed one's trace arrives", Duration::from_secs(10), || {
+    let roots = eventually("the malformed one's trace arrives", || {
         let all = receiver.spans(None);
         let roots: Vec<Received> = all.into_iter().filter(|s| s.span.name == "gateway.request").collect();
         (!roots.is_empty()).then_some(roots)
@@ -107,7 +106,7 @@ fn raft_applies_link_to_the_agents_batches() {
         "1",
     ]);
     ask(&cluster, None, &chat(&prose(9, 800), "one", false));
-    let (batch, apply) = eventually("a batch and its apply", Duration::from_secs(15), || {
+    let (batch, apply) = eventually("a batch and its apply", || {
         let all = receiver.spans(None);
         let batches: Vec<&Received> = all.iter().filter(|s| s.span.name == "ingest.batch").collect();
         let apply = all
@@ -181,7 +180,7 @@ impl Jaeger {
             otlp,
             _config: config,
         };
-        eventually("Jaeger answers", Duration::from_secs(30), || {
+        eventually("Jaeger answers", || {
             agent()
                 .get(format!("http://127.0.0.1:{query}/api/services"))
                 .call()
@@ -218,7 +217,7 @@ fn a_real_jaeger_shows_the_request_as_one_trace() {
         &chat(&prose(5, 300), "hello", false),
     );
     let url = format!("http://127.0.0.1:{}/api/traces/{TRACE}", jaeger.query);
-    let names = eventually("Jaeger has the whole trace", Duration::from_secs(15), || {
+    let names = eventually("Jaeger has the whole trace", || {
         let text = agent().get(&url).call().ok()?.body_mut().read_to_string().ok()?;
         let trace: Value = serde_json::from_str(&text).ok()?;
         let spans = trace["data"][0]["spans"].as_array()?;

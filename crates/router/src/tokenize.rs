@@ -426,7 +426,6 @@ mod tests {
             base: Duration::from_millis(50),
             per_kib: Duration::from_micros(400),
         };
-        let started = Instant::now();
         let job = chat(&format!(
             r#"{{"messages":[{{"role":"user","content":"{}"}}]}}"#,
             "x".repeat(16 << 20)
@@ -434,6 +433,5 @@ mod tests {
         let error = slot.encode(&Arc::new(job), budget, Some(4096)).await.unwrap_err();
         assert_eq!(error.code, "context_length_exceeded");
         assert!(error.message.contains("4096") && error.message.contains("at least"));
-        assert!(started.elapsed() < Duration::from_secs(1));
     }
 }

@@ -5,7 +5,7 @@ use cairn_index::{Confidence, DegradedReason, Role};
 
 use crate::fake_engine::{FakeEngine, Options};
 use crate::fake_index::FakeIndex;
-use crate::{agent, config, exact, gpu, hashes, tokens, until};
+use crate::{PATIENCE, agent, config, exact, gpu, hashes, tokens, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn vllm_is_discovered_with_all_its_facts() {
@@ -261,7 +261,7 @@ async fn a_rank_that_serves_and_says_nothing_is_reported_as_silent() {
     let (first, second) = (engine.source(0), engine.source(1));
     let silent = Some(Confidence::Degraded(DegradedReason::Silent));
     let mut salt = 0;
-    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(15);
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while index.world.lock().claim(&second) != silent {
         assert!(
             tokio::time::Instant::now() < deadline,

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use cairn_proto::HeldPort;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -79,13 +80,35 @@ pub struct Answers {
     pub requests: Vec<String>,
 }
 
+/// A rank's ports, its own through all its lives.
+struct Ports {
+    live: Option<HeldPort>,
+    replay: Option<HeldPort>,
+}
+
+impl Ports {
+    fn free(options: &Options) -> Self {
+        let hold = |wanted: bool| wanted.then(|| HeldPort::hold(0).unwrap());
+        Self {
+            live: hold(options.connect_to.is_none()),
+            replay: hold(options.replay),
+        }
+    }
+
+    /// As the engine tells them; 0 where it binds nothing.
+    fn numbers(&self) -> (u16, Option<u16>) {
+        let live = self.live.as_ref().map_or(0, HeldPort::port);
+        (live, self.replay.as_ref().map(HeldPort::port))
+    }
+}
+
 struct Rank {
     publisher: PubSocket,
     seq: u64,
     kept: Arc<Mutex<VecDeque<(u64, Bytes)>>>,
     replays: Arc<Mutex<Vec<u64>>>,
-    ports: (u16, Option<u16>),
-    _replay_task: Option<AbortOnDropHandle<()>>,
+    ports: Ports,
+    replay_task: Option<AbortOnDropHandle<()>>,
 }
 
 pub struct FakeEngine {
@@ -98,44 +121,32 @@ pub struct FakeEngine {
     _http_task: AbortOnDropHandle<()>,
 }
 
-/// The first of `count` free ports beside each other.
-fn adjacent(count: u32) -> u16 {
-    let free =
-        |port: u32| u16::try_from(port).is_ok_and(|port| std::net::TcpListener::bind(("127.0.0.1", port)).is_ok());
+/// `count` free ports beside each other.
+fn adjacent(count: u32) -> Vec<HeldPort> {
     loop {
-        let first = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        if (0..count).all(|rank| free(u32::from(first) + rank)) {
-            return first;
+        let first = HeldPort::hold(0).unwrap();
+        let port = |rank: u32| u16::try_from(u32::from(first.port()) + rank).ok();
+        let others: Option<Vec<HeldPort>> = (1..count).map(|rank| HeldPort::hold(port(rank)?).ok()).collect();
+        if let Some(others) = others {
+            return std::iter::once(first).chain(others).collect();
         }
     }
 }
 
-fn port_of(endpoint: &zeromq::Endpoint) -> u16 {
-    match endpoint {
-        zeromq::Endpoint::Tcp(_, port) => *port,
-        _ => panic!("not tcp"),
-    }
-}
-
-async fn open_rank(options: &Options, ports: (u16, Option<u16>)) -> Rank {
+/// Opens the sockets at the ports of an earlier life, or at free ones.
+async fn open_rank(options: &Options, ports: Option<Ports>) -> Rank {
+    let ports = ports.unwrap_or_else(|| Ports::free(options));
     let mut publisher = PubSocket::new();
     let kept: Arc<Mutex<VecDeque<(u64, Bytes)>>> = Arc::default();
     let replays: Arc<Mutex<Vec<u64>>> = Arc::default();
-    let port = match &options.connect_to {
-        Some(endpoint) => {
-            publisher.connect(endpoint).await.unwrap();
-            0
-        }
-        None => port_of(&bind(&mut publisher, ports.0).await),
-    };
-    let (mut task, mut replay_port) = (None, None);
-    if options.replay {
+    match (&options.connect_to, &ports.live) {
+        (Some(endpoint), _) => publisher.connect(endpoint).await.unwrap(),
+        (None, live) => bind(&mut publisher, live.as_ref().unwrap()).await,
+    }
+    let mut task = None;
+    if let Some(port) = &ports.replay {
         let mut router = RouterSocket::new();
-        replay_port = Some(port_of(&bind(&mut router, ports.1.unwrap_or(0)).await));
+        bind(&mut router, port).await;
         let (kept, replays) = (kept.clone(), replays.clone());
         let topic = options.replay_topic.then(|| Bytes::from(options.topic.clone()));
         task = Some(AbortOnDropHandle::new(tokio::spawn(serve_replay(
@@ -147,20 +158,18 @@ async fn open_rank(options: &Options, ports: (u16, Option<u16>)) -> Rank {
         seq: 0,
         kept,
         replays,
-        ports: (port, replay_port),
-        _replay_task: task,
+        ports,
+        replay_task: task,
     }
 }
 
 /// Binds, waiting for a socket of an earlier life to let the port go.
-async fn bind<S: Socket>(socket: &mut S, port: u16) -> zeromq::Endpoint {
-    for _ in 0..500 {
-        match socket.bind(&format!("tcp://127.0.0.1:{port}")).await {
-            Ok(endpoint) => return endpoint,
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
-        }
+async fn bind<S: Socket>(socket: &mut S, port: &HeldPort) {
+    let begun = std::time::Instant::now();
+    while let Err(error) = socket.bind(&format!("tcp://{}", port.address())).await {
+        assert!(begun.elapsed() < crate::PATIENCE, "{port:?} stays taken: {error}");
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    panic!("port {port} stays taken");
 }
 
 async fn serve_replay(
@@ -202,19 +211,16 @@ async fn send_answer(router: &mut RouterSocket, client: &Bytes, topic: Option<&B
 
 impl FakeEngine {
     pub async fn start(options: Options) -> Self {
-        let first = if options.adjacent_ports {
-            adjacent(options.ranks)
-        } else {
-            0
-        };
+        let mut beside = Vec::new();
+        if options.adjacent_ports {
+            beside = adjacent(options.ranks);
+        }
+        let mut beside = beside.into_iter();
         let mut ranks = Vec::new();
-        for rank in 0..options.ranks {
-            let port = if first == 0 {
-                0
-            } else {
-                first + u16::try_from(rank).unwrap()
-            };
-            ranks.push(open_rank(&options, (port, None)).await);
+        for _ in 0..options.ranks {
+            let mut ports = Ports::free(&options);
+            ports.live = beside.next().or(ports.live);
+            ranks.push(open_rank(&options, Some(ports)).await);
         }
         let count = options.ranks as usize;
         let answers = Arc::new(Mutex::new(Answers {
@@ -227,7 +233,7 @@ impl FakeEngine {
             down: false,
             unhealthy: false,
             adapters: Vec::new(),
-            event_ports: ranks.iter().map(|r| r.ports).collect(),
+            event_ports: ranks.iter().map(|r| r.ports.numbers()).collect(),
             requests: Vec::new(),
         }));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -253,7 +259,7 @@ impl FakeEngine {
 
     /// Endpoint and replay endpoint of a rank.
     pub fn endpoints(&self, rank: usize) -> (String, Option<String>) {
-        let (port, replay) = self.ranks[rank].ports;
+        let (port, replay) = self.ranks[rank].ports.numbers();
         (
             format!("tcp://127.0.0.1:{port}"),
             replay.map(|port| format!("tcp://127.0.0.1:{port}")),
@@ -324,30 +330,28 @@ impl FakeEngine {
     /// A restart whose event sockets come up at other ports, as `tcp://*:0` gives them.
     pub async fn restart_elsewhere(&mut self) {
         for rank in 0..self.ranks.len() {
-            self.ranks[rank] = open_rank(&self.options, (0, None)).await;
+            self.ranks[rank] = open_rank(&self.options, None).await;
         }
         let mut answers = self.answers.lock();
-        answers.event_ports = self.ranks.iter().map(|r| r.ports).collect();
+        answers.event_ports = self.ranks.iter().map(|r| r.ports.numbers()).collect();
         answers.start_time += 100.0;
     }
 
     /// The sockets' part of a restart alone: nothing but the event stream shows it.
     pub async fn restart_sockets(&mut self) {
-        let ports: Vec<_> = self.ranks.iter().map(|r| r.ports).collect();
-        self.ranks.clear();
-        for port in ports {
-            self.ranks.push(open_rank(&self.options, port).await);
+        let ports: Vec<Ports> = self.ranks.drain(..).map(|rank| rank.ports).collect();
+        for ports in ports {
+            self.ranks.push(open_rank(&self.options, Some(ports)).await);
         }
     }
 
     /// Cuts the event connections of a living engine; seq and kept batches go on.
     pub async fn cut_events(&mut self, rank: usize) {
-        let (ports, seq) = (self.ranks[rank].ports, self.ranks[rank].seq);
-        let kept = self.ranks[rank].kept.lock().clone();
-        let options = self.options.clone();
         let old = self.ranks.remove(rank);
-        drop(old);
-        let mut fresh = open_rank(&options, ports).await;
+        let (ports, seq) = (old.ports, old.seq);
+        let kept = old.kept.lock().clone();
+        drop((old.publisher, old.replay_task));
+        let mut fresh = open_rank(&self.options, Some(ports)).await;
         fresh.seq = seq;
         *fresh.kept.lock() = kept;
         self.ranks.insert(rank, fresh);

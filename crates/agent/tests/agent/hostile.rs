@@ -36,7 +36,7 @@ async fn garbage_between_good_batches_is_counted_and_skipped() {
             && page.contains(&format!("cairn_agent_skipped_total{{source=\"{source}\"}} 3"))
     })
     .await;
-    assert!(exact(&index, &source));
+    until("exact", || exact(&index, &source)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,7 @@
 
 use cairn_agent::EngineConfig;
 use cairn_index::Op;
+use cairn_proto::HeldPort;
 
 use crate::fake_engine::{FakeEngine, Options};
 use crate::fake_index::{FakeIndex, count_ops};
@@ -96,11 +97,8 @@ async fn another_index_node_takes_over() {
     let mut engine = FakeEngine::start(Options::default()).await;
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(&index, vec![EngineConfig::at(&engine.url())], dir.path());
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
-    config.index = vec![format!("http://{nobody}"), index.url(), second.url()];
+    let nobody = HeldPort::hold(0).unwrap();
+    config.index = vec![format!("http://{}", nobody.address()), index.url(), second.url()];
     let running = cairn_agent::start(config).await.unwrap();
     until("ready past a dead node", || {
         running.ready().is_ok() && !running.sources().is_empty()

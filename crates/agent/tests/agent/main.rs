@@ -22,19 +22,15 @@ use fake_engine::FakeEngine;
 use fake_index::FakeIndex;
 
 /// Longest wait for anything that must come; a busy machine needs some of it.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `done`, looking often.
-pub async fn until(what: &str, done: impl FnMut() -> bool) {
-    until_within(what, PATIENCE, done).await;
-}
-
-pub async fn until_within(what: &str, bound: Duration, mut done: impl FnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + bound;
+pub async fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
     while !done() {
         assert!(
             tokio::time::Instant::now() < deadline,
-            "waited {bound:?} in vain for: {what}"
+            "waited {PATIENCE:?} in vain for: {what}"
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -2,6 +2,7 @@
 
 use cairn_agent::{EngineConfig, EventsAt, EventsConfig};
 use cairn_index::{Confidence, DegradedReason};
+use cairn_proto::HeldPort;
 
 use crate::fake_engine::{FakeEngine, Options, Shape};
 use crate::fake_index::FakeIndex;
@@ -168,11 +169,8 @@ async fn after_an_unrepairable_gap_new_events_count_and_one_turnover_makes_it_ex
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_binding_connector_tells_publishers_apart_by_topic() {
     let index = FakeIndex::start().await;
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let held = HeldPort::hold(0).unwrap();
+    let port = held.port();
     let endpoint = format!("tcp://127.0.0.1:{port}");
     let dir = tempfile::tempdir().unwrap();
     let mut engines = Vec::new();

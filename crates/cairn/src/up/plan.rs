@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 use std::fs::{File, TryLockError};
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use cairn_proto::HeldPort;
 
 use super::child::ChildSpec;
 use super::{EngineSource, UpArgs};
@@ -33,6 +33,8 @@ pub struct Plan {
     temporary: Option<tempfile::TempDir>,
     // Held as long as the plan: nobody else writes configurations there.
     _lock: File,
+    // Held as long as the plan: a child that died finds its port free when it is started again.
+    _ports: Vec<HeldPort>,
     waves: Vec<Vec<ChildSpec>>,
 }
 
@@ -43,7 +45,7 @@ impl Plan {
         let lock = lock(&data)?;
         let mut ports = Ports {
             base: args.port,
-            taken: Vec::new(),
+            held: Vec::new(),
         };
         let routers = ports.take(0, args.routers)?;
         let index = ports.take(INDEX_PORTS_FROM, args.index_nodes)?;
@@ -70,6 +72,7 @@ impl Plan {
             data,
             temporary,
             _lock: lock,
+            _ports: ports.held,
             waves: Vec::new(),
         };
         plan.write(args, &engine_ports, &ops)?;
@@ -260,7 +263,7 @@ fn engine_config(port: u16, speed: f64, telemetry: &str) -> String {
 /// Hands out ports: consecutive ones from a base, or free ones where the base is 0.
 struct Ports {
     base: u16,
-    taken: Vec<TcpListener>,
+    held: Vec<HeldPort>,
 }
 
 impl Ports {
@@ -274,11 +277,11 @@ impl Ports {
                         u16::try_from(wanted).ok().with_context(|| format!("--port {base} leaves no room: {wanted} is no port"))?
                     }
                 };
-                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).with_context(|| {
+                let held = HeldPort::hold(port).with_context(|| {
                     format!("port {port} is in use; end what listens there, or choose other ports with --port P (0 picks free ones)")
                 })?;
-                let port = listener.local_addr().context("reading a port")?.port();
-                self.taken.push(listener);
+                let port = held.port();
+                self.held.push(held);
                 Ok(port)
             })
             .collect()

@@ -3,23 +3,26 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use cairn_proto::HeldPort;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+
+/// Longest wait for anything that must come about or end.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub const CAIRN: &str = env!("CARGO_BIN_EXE_cairn");
 
 /// A running `cairn up`, ended when dropped.
 pub struct Cluster {
     pub ready: Value,
-    pub up_after: Duration,
     child: Child,
 }
 
 impl Cluster {
     pub fn up(args: &[&str]) -> Self {
-        let begun = Instant::now();
         let mut child = Command::new(CAIRN)
             .args(["up", "--port", "0", "--json"])
             .args(args)
@@ -33,11 +36,7 @@ impl Cluster {
             .unwrap();
         let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("`cairn up` printed {line:?}: {e}"));
         assert_eq!(ready["ready"], true);
-        Self {
-            ready,
-            up_after: begun.elapsed(),
-            child,
-        }
+        Self { ready, child }
     }
 
     pub fn router(&self, i: usize) -> String {
@@ -78,7 +77,7 @@ impl Cluster {
     /// Asks the cluster to end and waits; panics if it doesn't end cleanly.
     pub fn end(mut self) {
         signal(u64::from(self.child.id()), Signal::INT);
-        let status = wait(&mut self.child, Duration::from_secs(30));
+        let status = wait(&mut self.child);
         assert!(status.success(), "cairn up ended with {status}");
     }
 }
@@ -87,7 +86,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
             signal(u64::from(self.child.id()), Signal::TERM);
-            let _ = wait(&mut self.child, Duration::from_secs(30));
+            let _ = wait(&mut self.child);
         }
     }
 }
@@ -98,15 +97,15 @@ pub fn signal(pid: u64, signal: Signal) {
     let _ = kill_process(pid, signal);
 }
 
-fn wait(child: &mut Child, within: Duration) -> std::process::ExitStatus {
-    let deadline = Instant::now() + within;
+fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return status;
         }
         if Instant::now() > deadline {
             child.kill().unwrap();
-            panic!("the process did not end within {within:?}");
+            panic!("the process did not end within {PATIENCE:?}");
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -131,8 +130,13 @@ pub fn refusal(args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Waits for a condition, within a bound.
-pub fn eventually<T>(what: &str, within: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+/// Waits for a condition, as long as the busiest machine may need.
+pub fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    eventually_within(what, PATIENCE, look)
+}
+
+/// The same for what takes longer by itself.
+pub fn eventually_within<T>(what: &str, within: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + within;
     loop {
         if let Some(found) = look() {
@@ -146,7 +150,7 @@ pub fn eventually<T>(what: &str, within: Duration, mut look: impl FnMut() -> Opt
 pub fn agent() -> ureq::Agent {
     ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(Duration::from_secs(60)))
+        .timeout_global(Some(PATIENCE))
         .build()
         .new_agent()
 }
@@ -254,7 +258,7 @@ impl RoleProcess {
         match serde_json::from_str(&line) {
             Ok(ready) => Ok(Self { ready, log, child }),
             Err(_) => {
-                let status = wait(&mut child, Duration::from_secs(30));
+                let status = wait(&mut child);
                 assert!(!status.success(), "{name} ended well without a ready line");
                 Err(std::fs::read_to_string(&log).unwrap())
             }
@@ -274,7 +278,7 @@ impl RoleProcess {
     /// Asks it to end and waits.
     pub fn end(mut self) -> std::process::ExitStatus {
         signal(self.pid(), Signal::TERM);
-        wait(&mut self.child, Duration::from_secs(40))
+        wait(&mut self.child)
     }
 }
 
@@ -286,13 +290,13 @@ impl Drop for RoleProcess {
     }
 }
 
-/// A port that was free a moment ago.
+/// A free port that is nobody else's while this process lives.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    static HELD: Mutex<Vec<HeldPort>> = Mutex::new(Vec::new());
+    let held = HeldPort::hold(0).unwrap();
+    let port = held.port();
+    HELD.lock().unwrap().push(held);
+    port
 }
 
 /// Says loudly that a test did not run, and why; written past the capture of a passing test's output.

@@ -1,15 +1,20 @@
 //! An agent that never gives up: it sends numbered batches and remembers what was acknowledged.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use cairn_index::{BatchOutcome, RegisterOutcome};
 use cairn_proto::security::AuthChannel;
 use cairn_proto::{BatchAnswer, RegisterAnswer, v1};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::AbortOnDropHandle;
 use tonic::Streaming;
 
 use crate::harness::{channel, eventually};
+
+/// Pause between two renewals of a lease.
+const RENEW_EVERY: Duration = Duration::from_millis(100);
 
 pub fn spec(name: &str, agent: &str) -> v1::SourceSpec {
     v1::SourceSpec {
@@ -167,7 +172,7 @@ impl Agent {
             let address = self.addresses[self.turn % self.addresses.len()].clone();
             self.turn += 1;
             if self.push_some(&address, upto, blocks).await.is_err() {
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
@@ -180,7 +185,7 @@ impl Agent {
                 sent += 1;
                 push.send(vec![self.batch(sent, blocks)]).await;
             }
-            let limit = std::time::Duration::from_secs(5);
+            let limit = Duration::from_secs(5);
             let answers = tokio::time::timeout(limit, push.answers())
                 .await
                 .map_err(|_| tonic::Status::deadline_exceeded("no answer"))??;
@@ -200,6 +205,26 @@ impl Agent {
             }
         }
         Ok(())
+    }
+
+    /// Renews its lease through a node, as a living agent does, until dropped.
+    pub fn renewing(&self, address: &str) -> AbortOnDropHandle<()> {
+        let (source, incarnation, address) = (self.source, self.incarnation, address.to_owned());
+        AbortOnDropHandle::new(tokio::spawn(async move {
+            loop {
+                if let Ok(push) = Push::open(&address).await {
+                    let lease = v1::Lease { source, incarnation };
+                    let renewal = || v1::PushRequest {
+                        batches: Vec::new(),
+                        renew: vec![lease],
+                    };
+                    while push.requests.send(renewal()).await.is_ok() {
+                        tokio::time::sleep(RENEW_EVERY).await;
+                    }
+                }
+                tokio::time::sleep(RENEW_EVERY).await;
+            }
+        }))
     }
 
     /// Tokens that a node credits this agent's worker with for batch `seq`.

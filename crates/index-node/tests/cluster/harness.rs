@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cairn_index_node::{Config, PeerConfig, Running, start, start_on};
 use cairn_proto::security::{AuthChannel, Security};
-use cairn_proto::v1;
+use cairn_proto::{HeldPort, v1};
 use tokio::net::TcpListener;
 
 /// Everything that must happen happens within this, on a loaded machine too.
@@ -36,6 +36,8 @@ pub struct Cluster {
     pub configs: Vec<Config>,
     pub nodes: Vec<Option<Running>>,
     pub directory: tempfile::TempDir,
+    /// The nodes' ports stay theirs while they are down.
+    ports: Vec<HeldPort>,
 }
 
 pub fn node_config(id: u64, listen: SocketAddr, data_dir: PathBuf) -> Config {
@@ -46,9 +48,19 @@ pub fn node_config(id: u64, listen: SocketAddr, data_dir: PathBuf) -> Config {
         data_dir,
         free_disk_mib_min: 0,
         heartbeat_ms: 100,
-        election_ms: 1_000,
+        // Longer than a busy machine keeps a leader from being heard.
+        election_ms: 2_000,
         ..Config::default()
     }
+}
+
+/// Nodes 1 and on, at these ports.
+pub fn peers(ports: &[HeldPort]) -> Vec<PeerConfig> {
+    let peer = |(id, port): (u64, &HeldPort)| PeerConfig {
+        id,
+        address: port.address().to_string(),
+    };
+    (1u64..).zip(ports).map(peer).collect()
 }
 
 impl Cluster {
@@ -58,34 +70,29 @@ impl Cluster {
 
     pub async fn start_with(size: usize, adjust: impl Fn(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let mut listeners = Vec::new();
-        for _ in 0..size {
-            listeners.push(TcpListener::bind("127.0.0.1:0").await.unwrap());
-        }
-        let addresses: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
-        let peers: Vec<PeerConfig> = (1u64..)
-            .zip(&addresses)
-            .map(|(id, address)| PeerConfig {
-                id,
-                address: address.to_string(),
-            })
-            .collect();
+        let ports: Vec<HeldPort> = (0..size).map(|_| HeldPort::hold(0).unwrap()).collect();
+        let peers = peers(&ports);
         let mut cluster = Self {
             configs: Vec::new(),
             nodes: Vec::new(),
             directory,
+            ports: Vec::new(),
         };
-        for ((id, address), listener) in (1u64..).zip(addresses).zip(listeners) {
-            let mut config = node_config(id, address, cluster.directory.path().join(format!("node-{id}")));
+        for (id, port) in (1u64..).zip(ports) {
+            let mut config = node_config(id, port.address(), cluster.directory.path().join(format!("node-{id}")));
             config.peers.clone_from(&peers);
             adjust(&mut config);
-            cluster
-                .nodes
-                .push(Some(start_on(config.clone(), listener).await.unwrap()));
-            cluster.configs.push(config);
+            cluster.add(config, port).await;
         }
         cluster.leader().await;
         cluster
+    }
+
+    async fn add(&mut self, config: Config, port: HeldPort) {
+        let listener = TcpListener::bind(port.address()).await.unwrap();
+        self.nodes.push(Some(start_on(config.clone(), listener).await.unwrap()));
+        self.configs.push(config);
+        self.ports.push(port);
     }
 
     pub fn address(&self, i: usize) -> String {
@@ -131,15 +138,21 @@ impl Cluster {
 
     /// A fresh node that waits to be added.
     pub async fn joiner(&mut self, id: u64, directory: &str) -> usize {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = HeldPort::hold(0).unwrap();
         let path = self.directory.path().join(directory);
         let config = Config {
             join: true,
-            ..node_config(id, listener.local_addr().unwrap(), path)
+            ..node_config(id, port.address(), path)
         };
-        self.nodes.push(Some(start_on(config.clone(), listener).await.unwrap()));
-        self.configs.push(config);
+        self.add(config, port).await;
         self.nodes.len() - 1
+    }
+
+    /// Term and applied index of all running nodes, once they agree.
+    pub async fn place(&self) -> (u64, u64) {
+        let applied = self.agree().await.0;
+        let terms = self.running().map(|(_, node)| node.member().term);
+        (terms.max().unwrap_or(0), applied)
     }
 
     /// Waits until every running node stands at the same place with the same digest (INV-01).

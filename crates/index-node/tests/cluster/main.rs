@@ -8,5 +8,6 @@ mod feed;
 mod harness;
 mod ingest;
 mod members;
+mod process;
 mod security;
 mod soft;

@@ -1,7 +1,5 @@
 //! Members are added, removed and replaced while the cluster serves.
 
-use std::time::{Duration, Instant};
-
 use cairn_proto::v1;
 
 use crate::agent::Agent;
@@ -36,9 +34,7 @@ async fn a_cluster_of_one_grows_to_three_and_shrinks_again_under_writes() {
     let others: Vec<String> = vec![cluster.address(1), cluster.address(2)];
     let _ = admin(&first).remove_member(v1::RemoveMemberRequest { id: 1 }).await;
     cluster.stop(0).await;
-    let begun = Instant::now();
     cluster.leader().await;
-    assert!(begun.elapsed() < Duration::from_secs(10));
     agent.addresses = others.clone();
     let upto = agent.acked + 10;
     agent.push_until(upto, 8).await;

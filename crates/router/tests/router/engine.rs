@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use cairn_proto::HeldPort;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, StreamBody, combinators::BoxBody};
 use hyper::body::{Frame, Incoming};
@@ -62,6 +63,8 @@ pub struct Engine {
     go_on: watch::Sender<bool>,
     task: JoinHandle<()>,
     connections: Arc<Mutex<Vec<AbortHandle>>>,
+    /// Nobody else listens here after the engine has died.
+    _port: HeldPort,
 }
 
 impl Drop for Engine {
@@ -113,12 +116,14 @@ impl Drop for Running {
 
 impl Engine {
     pub async fn start(model: &str) -> Self {
-        Self::start_at("127.0.0.1:0".parse().unwrap(), model).await
+        Self::start_at(0, model).await
     }
 
-    pub async fn start_at(at: SocketAddr, model: &str) -> Self {
-        let listener = TcpListener::bind(at).await.unwrap();
-        let addr = listener.local_addr().unwrap();
+    /// At the port of one that died, or at any where it is 0.
+    pub async fn start_at(port: u16, model: &str) -> Self {
+        let held = HeldPort::hold(port).unwrap();
+        let addr = held.address();
+        let listener = TcpListener::bind(addr).await.unwrap();
         let state = Arc::new(Mutex::new(State {
             mode: Mode::Answer { chunks: 3 },
             seen: Vec::new(),
@@ -166,6 +171,7 @@ impl Engine {
             go_on,
             task,
             connections,
+            _port: held,
         }
     }
 
@@ -181,9 +187,14 @@ impl Engine {
         self.state.lock().seen.clone()
     }
 
-    /// Lets held streams go on.
+    /// Lets held streams go on, and does so with later ones.
     pub fn release(&self) {
         self.go_on.send_replace(true);
+    }
+
+    /// Holds streams that come from now on.
+    pub fn hold(&self) {
+        self.go_on.send_replace(false);
     }
 
     /// Drops the port and every connection at once.

@@ -1,12 +1,12 @@
 //! Bad input at the HTTP door: a clear error that names the fault, and nobody else hurt.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cairn_router::Config;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::client::{get, post, send};
+use super::client::{BOUND, get, post, send};
 use super::engine::Engine;
 use super::routing::World;
 use super::{config, router};
@@ -88,7 +88,7 @@ async fn a_client_that_asks_before_it_sends_too_much_is_refused_at_once() {
     let head = "POST /v1/completions HTTP/1.1\r\nhost: r\r\nexpect: 100-continue\r\ncontent-length: 2000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     let mut answer = [0; 64];
-    let read = tokio::time::timeout(Duration::from_secs(4), stream.read(&mut answer));
+    let read = tokio::time::timeout(BOUND, stream.read(&mut answer));
     let length = read.await.expect("no body is waited for").unwrap();
     let answer = String::from_utf8_lossy(&answer[..length]).into_owned();
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
@@ -98,7 +98,7 @@ async fn a_client_that_asks_before_it_sends_too_much_is_refused_at_once() {
 async fn half_sent_bodies_time_out_hold_little_memory_and_hurt_nobody() {
     let engine = Engine::start("m").await;
     let config = Config {
-        body_timeout_ms: 600,
+        body_timeout_ms: 3_000,
         max_body_bytes: 1 << 20,
         body_memory_bytes: 2 << 20,
         ..config(&[&engine])
@@ -113,17 +113,15 @@ async fn half_sent_bodies_time_out_hold_little_memory_and_hurt_nobody() {
             // The router reads no further than its budget allows, so this may stall as well.
             let _ = tokio::time::timeout(Duration::from_millis(200), stream.write_all(&vec![b' '; 400_000])).await;
             let mut answer = Vec::new();
-            let _ = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await;
+            let _ = tokio::time::timeout(BOUND, stream.read_to_end(&mut answer)).await;
             String::from_utf8_lossy(&answer).into_owned()
         }));
     }
-    let started = Instant::now();
     let answer = send(router.addr, post("/v1/completions", r#"{"model":"m","prompt":"hi"}"#)).await;
     assert_eq!(answer.status, 200);
     assert!(
-        started.elapsed() < Duration::from_millis(500),
-        "an honest request waited {:?}",
-        started.elapsed()
+        !stalled.iter().any(tokio::task::JoinHandle::is_finished),
+        "an honest request waited until a stalled one was given up"
     );
     let mut timed_out = 0;
     for stream in stalled {
@@ -171,10 +169,7 @@ async fn a_prompt_of_16_mib_costs_little_and_others_go_on() {
     let words = "word after word ".repeat(1 << 20);
     let body = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": words}]}).to_string();
     let at = router.addr;
-    let huge = tokio::spawn(async move {
-        let started = Instant::now();
-        (send(at, post("/v1/chat/completions", body)).await, started.elapsed())
-    });
+    let huge = tokio::spawn(async move { send(at, post("/v1/chat/completions", body)).await });
     for _ in 0..5 {
         assert_eq!(
             send(at, post("/v1/completions", r#"{"model":"m","prompt":"hi"}"#))
@@ -183,12 +178,11 @@ async fn a_prompt_of_16_mib_costs_little_and_others_go_on() {
             200
         );
     }
-    let (answer, took) = huge.await.unwrap();
+    let answer = huge.await.unwrap();
     assert_eq!(
         (answer.status.as_u16(), answer.error_code().as_str()),
         (400, "context_length_exceeded")
     );
-    assert!(took < Duration::from_secs(3), "{took:?}");
 }
 
 #[tokio::test]

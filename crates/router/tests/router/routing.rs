@@ -321,6 +321,9 @@ async fn a_burst_of_one_cold_prefix_lands_on_two_workers_at_most_through_one_rou
     }
     let routers = [world.router().await, world.router().await];
     for (round, n) in [(0u32, 1usize), (1, 2)] {
+        for engine in &world.engines {
+            engine.hold();
+        }
         let before = world.counts();
         let mut asks = Vec::new();
         for i in 0..16u32 {
@@ -333,7 +336,9 @@ async fn a_burst_of_one_cold_prefix_lands_on_two_workers_at_most_through_one_rou
             }));
             if n == 2 {
                 // Reservations travel every 50 ms; a burst over two routers is spread over a few of these.
-                tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+                for router in &routers {
+                    until_counted(router, u64::from(i) + 1).await;
+                }
             }
         }
         until("all requests at engines", || {
@@ -353,6 +358,21 @@ async fn a_burst_of_one_cold_prefix_lands_on_two_workers_at_most_through_one_rou
         for ask in asks {
             assert_eq!(ask.await.unwrap(), 200);
         }
+    }
+}
+
+/// Waits until a router counts this many requests at all workers, its own and others'.
+async fn until_counted(router: &Running, requests: u64) {
+    let deadline = tokio::time::Instant::now() + super::client::BOUND;
+    loop {
+        let seen = status(router).await;
+        let workers = seen["workers"].as_array().unwrap().iter();
+        let counted = workers.map(|w| w["own_requests"].as_u64().unwrap() + w["other_requests"].as_u64().unwrap());
+        if counted.sum::<u64>() == requests {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{requests} requests: {seen}");
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
 
