@@ -193,7 +193,13 @@ impl Options {
         check("block_size", self.block_size.into(), 0, 4_096, "1 to 4096 tokens, or 0")?;
         if self.prefill > 0 {
             let most = u64::from(self.engines) - 1;
-            check("prefill", self.prefill.into(), 1, most, "engines for prefill and for decode")?;
+            check(
+                "prefill",
+                self.prefill.into(),
+                1,
+                most,
+                "engines for prefill and for decode",
+            )?;
             if self.scenario.changes_fleet() {
                 let field = "prefill";
                 let (value, range) = (self.prefill.into(), "0 where the scenario changes the fleet");
@@ -202,7 +208,13 @@ impl Options {
         }
         let least = u64::from(self.block_size.max(1));
         if self.shared_tokens > 0 {
-            check("shared_tokens", self.shared_tokens, least, u64::MAX, "one block or more, or 0")?;
+            check(
+                "shared_tokens",
+                self.shared_tokens,
+                least,
+                u64::MAX,
+                "one block or more, or 0",
+            )?;
         }
         let most = u64::from(ModelConfig::BLOCKS_MAX - 1) * least;
         check(
@@ -274,7 +286,9 @@ impl Options {
             gpu_blocks: blocks,
             max_model_len: longest.max(2),
             cpu: (self.cpu_tokens > 0).then(|| CpuTierConfig {
-                blocks: (self.cpu_tokens / u64::from(self.block_size)).try_into().unwrap_or(u32::MAX),
+                blocks: (self.cpu_tokens / u64::from(self.block_size))
+                    .try_into()
+                    .unwrap_or(u32::MAX),
                 store: CpuStorePolicy::default(),
             }),
             timing: self.default_timing(),
@@ -341,7 +355,15 @@ mod tests {
             let blocks = options.model_config(1_000).cpu.map(|cpu| cpu.blocks);
             assert_eq!(blocks, Some(1_024_000 / block_size));
         }
-        assert_eq!(Options { block_size: 16, ..Options::default() }.model_config(1_000).cpu, None);
+        assert_eq!(
+            Options {
+                block_size: 16,
+                ..Options::default()
+            }
+            .model_config(1_000)
+            .cpu,
+            None
+        );
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! One policy over one trace: engines, routers and the index's view in one heap of virtual time.
 
 mod engines;
+mod fetch;
 mod figures;
 mod mirrors;
-mod fetch;
 mod routers;
 mod shared;
 mod splits;
@@ -219,7 +219,8 @@ impl World<'_> {
                 Some((_, Told::Shared(changes))) => self.routers.see_shared(&changes),
                 Some((_, Told::Engine(engine, life, events))) => {
                     self.batches += 1;
-                    let lost = self.options.scenario == Scenario::LostEvents && self.batches.is_multiple_of(LOST_ONE_IN);
+                    let lost =
+                        self.options.scenario == Scenario::LostEvents && self.batches.is_multiple_of(LOST_ONE_IN);
                     if self.fleet.life(engine) == life && !lost {
                         self.routers.see(engine, &events);
                     }
@@ -253,7 +254,14 @@ impl World<'_> {
             if let Some(decode) = decode {
                 let cached = None;
                 let prefill = engine;
-                self.splits.insert(index as u64, Split { prefill, decode, cached });
+                self.splits.insert(
+                    index as u64,
+                    Split {
+                        prefill,
+                        decode,
+                        cached,
+                    },
+                );
             }
             match self.fleet.submit(engine, self.now, index, leg) {
                 Ok(outcome) => return self.settle(engine, outcome),
@@ -282,7 +290,8 @@ impl World<'_> {
         let life = self.fleet.life(engine);
         for batch in outcome.batches {
             self.share(&batch.events, seen);
-            self.published.push_back((seen, Told::Engine(engine, life, batch.events)));
+            self.published
+                .push_back((seen, Told::Engine(engine, life, batch.events)));
             self.at(seen, Event::Seen);
         }
         for transfer in outcome.transfers {

@@ -558,7 +558,8 @@ impl Naive {
         if needed <= of_prompt {
             self.store(&hashes, hit, &blocks, &mut events);
         }
-        let (cached, others): (Vec<usize>, Vec<usize>) = blocks.iter().rev().partition(|block| self.holds[**block].is_some());
+        let (cached, others): (Vec<usize>, Vec<usize>) =
+            blocks.iter().rev().partition(|block| self.holds[**block].is_some());
         self.free.extend(cached);
         others.into_iter().rev().for_each(|block| self.free.push_front(block));
         (hit * self.size, events)

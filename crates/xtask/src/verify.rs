@@ -107,7 +107,10 @@ pub fn soak(root: &Path) -> anyhow::Result<()> {
     )?;
     steps.run("build", &mut cargo(root, &["build", "--release", "--workspace"]))?;
     match std::env::var("CAIRN_DATA") {
-        Ok(data) => steps.run("ten minutes of Mooncake conversation, live and replayed", &mut live(root, &data))?,
+        Ok(data) => steps.run(
+            "ten minutes of Mooncake conversation, live and replayed",
+            &mut live(root, &data),
+        )?,
         Err(_) => say("SKIPPED: live and replayed: set CAIRN_DATA=<folder of traces>"),
     }
     steps.summary();
@@ -118,7 +121,9 @@ pub fn soak(root: &Path) -> anyhow::Result<()> {
 fn live(root: &Path, data: &str) -> Command {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let mut command = Command::new(target.join("release").join("cairn"));
-    command.current_dir(root).args(["bench", "live", "--speed", "10", "--runs", "2", "--within", "2", "--trace"]);
+    command.current_dir(root).args([
+        "bench", "live", "--speed", "10", "--runs", "2", "--within", "2", "--trace",
+    ]);
     command.arg(Path::new(data).join("mooncake_conversation_10min.jsonl.gz"));
     command
 }

@@ -202,7 +202,16 @@ fn print(report: &Report) {
         report.routers,
         report.oracle_hit * 100.0
     ));
-    let head = ["policy", "replayed %", "live %", "points", "p50 ms", "live p50", "failed", "behind ms"];
+    let head = [
+        "policy",
+        "replayed %",
+        "live %",
+        "points",
+        "p50 ms",
+        "live p50",
+        "failed",
+        "behind ms",
+    ];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for row in &report.policies {
         rows.push(vec![

@@ -141,7 +141,10 @@ impl ReplayArgs {
         if !self.speed.is_finite() || self.speed <= 0.0 {
             bail!("--speed is {}; give a number above 0", self.speed);
         }
-        if self.engine_start_s.is_some_and(|seconds| !(0.0..=86_400.0).contains(&seconds)) {
+        if self
+            .engine_start_s
+            .is_some_and(|seconds| !(0.0..=86_400.0).contains(&seconds))
+        {
             bail!("--engine-start-s has to be 0 to 86400 seconds");
         }
         if self.trace_block.is_some_and(|size| !(1..=4_096).contains(&size)) {

@@ -36,14 +36,25 @@ impl World<'_> {
     pub(super) fn fetch_span(&mut self, index: usize, transfer: &TransferStart) -> Micros {
         let timing = &self.fleet.config().timing;
         // A decode engine that pulls from its prefill engine fetches nothing else.
-        let pulls = self.splits.get(&(index as u64)).is_some_and(|split| split.cached.is_some());
+        let pulls = self
+            .splits
+            .get(&(index as u64))
+            .is_some_and(|split| split.cached.is_some());
         match self.fetching.remove(&(index as u64)) {
             Some(Fetching { end, peer_end }) if !pulls => {
                 let had = end.saturating_sub(transfer.tokens);
                 let of_peer = peer_end.saturating_sub(had);
                 let of_store = transfer.tokens - of_peer.min(transfer.tokens);
-                let peer = if of_peer > 0 { timing.transfer(of_peer.into()) } else { Micros(0) };
-                let store = if of_store > 0 { timing.shared_load(of_store.into()) } else { Micros(0) };
+                let peer = if of_peer > 0 {
+                    timing.transfer(of_peer.into())
+                } else {
+                    Micros(0)
+                };
+                let store = if of_store > 0 {
+                    timing.shared_load(of_store.into())
+                } else {
+                    Micros(0)
+                };
                 peer.plus(store)
             }
             Some(_) | None => transfer.span,

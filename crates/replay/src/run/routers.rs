@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use cairn_blocks::BlockKey;
 use cairn_index::{Role, WorkerId};
 use cairn_routing::{
-    Choice, Ending, LoadReport, Plan, PolicyConfig, PolicyError, Reason, RequestFacts, Reuse, RouterFrame, RouterName, Routing,
-    RoutingConfig, Ticket, WorkerFacts,
+    Choice, Ending, LoadReport, Plan, PolicyConfig, PolicyError, Reason, RequestFacts, Reuse, RouterFrame, RouterName,
+    Routing, RoutingConfig, Ticket, WorkerFacts,
 };
 
 use super::mirrors::Mirrors;

@@ -69,7 +69,10 @@ impl SharedStore {
 
     /// Takes blocks that an engine stored below `parent`; nothing where the store dropped that one meanwhile.
     pub(super) fn store(&mut self, parent: Option<EngineHash>, hashes: &[EngineHash], changes: &mut Vec<Change>) {
-        let known = hashes.iter().take_while(|hash| self.entries.contains_key(*hash)).count();
+        let known = hashes
+            .iter()
+            .take_while(|hash| self.entries.contains_key(*hash))
+            .count();
         let parent = if known > 0 { Some(hashes[known - 1]) } else { parent };
         let depth = match parent {
             None => 0,

@@ -35,7 +35,8 @@ impl World<'_> {
         let row = &self.trace.rows[index];
         let (path, mut hashes) = (&mut self.path, Vec::new());
         self.trace.chains.path(row.last, path);
-        self.trace.name_blocks(index, self.options.block_size, path, &mut hashes);
+        self.trace
+            .name_blocks(index, self.options.block_size, path, &mut hashes);
         let leg = Leg {
             chain: Chain {
                 tokens: row.input,
@@ -64,7 +65,8 @@ impl World<'_> {
 
     /// The decode engine has pulled what the prefill engine kept.
     pub(super) fn release(&mut self, index: usize) {
-        if let Some(split) = self.splits.get(&(index as u64)).copied() {
+        let split = self.splits.get(&(index as u64)).copied();
+        if let Some(split) = split.filter(|split| split.cached.is_some()) {
             let outcome = self.fleet.release(split.prefill, self.now, index);
             self.settle(split.prefill, outcome);
         }

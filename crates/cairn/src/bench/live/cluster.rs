@@ -157,7 +157,10 @@ impl Cluster {
             };
             if Instant::now() > deadline {
                 let agent = self.folder.path().join("agent.log");
-                bail!("{router} isn't serving all engines after {SERVING_TIMEOUT:?}: {lacking}\n{}", tail(&agent));
+                bail!(
+                    "{router} isn't serving all engines after {SERVING_TIMEOUT:?}: {lacking}\n{}",
+                    tail(&agent)
+                );
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

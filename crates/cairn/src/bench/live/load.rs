@@ -116,7 +116,10 @@ async fn ask(client: HttpClient, url: Arc<str>, body: Bytes) -> anyhow::Result<A
         let mut body = response.into_body();
         let (mut text, mut first) = (Vec::new(), None);
         while let Some(frame) = body.frame().await {
-            if let Ok(data) = frame.with_context(|| format!("reading the answer of {url}"))?.into_data() {
+            if let Ok(data) = frame
+                .with_context(|| format!("reading the answer of {url}"))?
+                .into_data()
+            {
                 first.get_or_insert_with(|| sent.elapsed());
                 text.extend_from_slice(&data);
             }
@@ -144,5 +147,8 @@ fn usage(text: &str) -> Option<(u64, u64)> {
         .filter_map(|event| serde_json::from_str::<Value>(&format!("{{{event}")).ok())
         .find_map(|event| event.get("usage").filter(|usage| usage.is_object()).cloned())?;
     let cached = usage.pointer("/prompt_tokens_details/cached_tokens");
-    Some((usage["prompt_tokens"].as_u64()?, cached.and_then(Value::as_u64).unwrap_or(0)))
+    Some((
+        usage["prompt_tokens"].as_u64()?,
+        cached.and_then(Value::as_u64).unwrap_or(0),
+    ))
 }
