@@ -30,16 +30,6 @@ pub const PRICE_BUSY_PERCENT: u64 = 250;
 /// on every idle worker. At 100 a second copy is made only when waiting for the first costs more than computing it again.
 pub const PRICE_ON_ITS_WAY_PERCENT: u64 = 100;
 
-/// What waiting longer than necessary counts on top of itself on an idle fleet, in percent, where [`RENT_FROM`] requests of
-/// this router wait there already. Who waits for a copy while others are idle pays a rent, and so do those behind; another
-/// copy is bought once. So a start that all prompts share is copied to idle workers after two or three requests have waited
-/// for it, not only when one wait costs as much as the copy. Where everybody always has prefills to do, there is nothing to
-/// buy from. Between 100 and 200 the percentiles of public traces differ by no more than chance.
-pub const RENT_PERCENT: u64 = 140;
-
-/// Waiting requests from which on more than the own wait counts: the first of them may just have begun.
-pub const RENT_FROM: u32 = 2;
-
 /// Added to the wait of a worker whose load report is stale while others' are fresh, so that it alone is de-weighted.
 pub const STALE_REPORT_US: u64 = 20_000;
 
@@ -116,12 +106,8 @@ pub struct Inputs {
     pub recent_work: u64,
     /// What a millisecond of new prefill work counts there for those that come after it, in percent of itself.
     pub price_percent: u32,
-    /// Those of the waiting that this router sent: what others say of theirs is older than a short prefill.
-    pub own_waiting: u32,
-    /// The least wait on any candidate.
-    pub least_queue_us: u64,
-    /// What waiting longer than that counts on top of itself where others wait too, in percent.
-    pub rent_percent: u32,
+    /// What those that waited for a copy of the prompt's start have paid for one here (see `starts`).
+    pub paid_us: u64,
     /// Its speeds.
     pub speeds: Speeds,
 }
@@ -131,11 +117,6 @@ pub struct Inputs {
 pub(crate) fn price_percent(share: u64, on_its_way: bool) -> u32 {
     let least = if on_its_way { PRICE_ON_ITS_WAY_PERCENT } else { 0 };
     (PRICE_BASE_PERCENT + PRICE_BUSY_PERCENT * share.min(WHOLE) / WHOLE).max(least) as u32
-}
-
-/// Rent where workers had prefills to do for `share` of their time, of [`WHOLE`].
-pub(crate) fn rent_percent(share: u64) -> u32 {
-    (RENT_PERCENT * (WHOLE - share.min(WHOLE)) / WHOLE) as u32
 }
 
 /// `since_chosen` of a worker that this router hasn't chosen yet.
@@ -159,8 +140,10 @@ pub struct Terms {
     pub prefill_us: u64,
     /// Moving KV to the decode worker; 0 for whole requests.
     pub transfer_us: u64,
-    /// What others pay: for the new work, and for waiting here although a worker has less to do.
+    /// What others pay for the new work.
     pub others_us: u64,
+    /// What of all this is paid already by those that waited for another copy of the prompt's start.
+    pub paid_us: u64,
 }
 
 impl Terms {
@@ -170,10 +153,10 @@ impl Terms {
         Micros(self.queue_us + self.fetch_us + self.prefill_us + self.transfer_us)
     }
 
-    /// What the `kv` policy minimises: time to the first token and the price of the work.
+    /// What the `kv` policy minimises: time to the first token and the price of the work, less what is paid.
     #[must_use]
     pub fn cost(&self) -> Micros {
-        Micros(self.ttft().0 + self.others_us)
+        Micros((self.ttft().0 + self.others_us).saturating_sub(self.paid_us))
     }
 }
 
@@ -234,22 +217,18 @@ impl Inputs {
         };
         // Fetched blocks need GPU memory like computed ones.
         let queue_us = self.queue_us(self.prompt_tokens - gpu);
+        let fetch_us = if fetches { fetch + start } else { 0 };
+        let others_us = price(new_work);
         Terms {
             new_tokens: self.prompt_tokens - reused,
             new_work,
             queue_us,
-            fetch_us: if fetches { fetch + start } else { 0 },
+            fetch_us,
             prefill_us,
             transfer_us: 0,
-            others_us: price(new_work) + self.rent_us(queue_us),
+            others_us,
+            paid_us: self.paid_us,
         }
-    }
-
-    fn rent_us(&self, queue_us: u64) -> u64 {
-        if self.own_waiting < RENT_FROM {
-            return 0;
-        }
-        queue_us.saturating_sub(self.least_queue_us) * u64::from(self.rent_percent) / 100
     }
 
     fn fetched_end(&self) -> u32 {

@@ -104,7 +104,7 @@ pub struct DecisionRecord {
 }
 
 /// Layout that this code writes and reads.
-pub const RECORD_VERSION: u32 = 3;
+pub const RECORD_VERSION: u32 = 4;
 
 /// A record that doesn't give its own decision again.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -219,7 +219,9 @@ pub struct CandidateTerms {
     pub transfer_ms: f64,
     /// What its work costs others.
     pub others_ms: f64,
-    /// The sum.
+    /// What those that waited for a copy of the prompt's start have paid of it.
+    pub paid_ms: f64,
+    /// The sum, less what is paid.
     pub cost_ms: f64,
 }
 
@@ -242,6 +244,7 @@ impl From<&Candidate> for CandidateTerms {
             prefill_ms: ms(c.terms.prefill_us),
             transfer_ms: ms(c.terms.transfer_us),
             others_ms: ms(c.terms.others_us),
+            paid_ms: ms(c.terms.paid_us),
             cost_ms: c.terms.cost().ms(),
         }
     }

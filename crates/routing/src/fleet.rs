@@ -8,7 +8,7 @@ use crate::breaker::Breaker;
 use crate::drift::Drift;
 use crate::ids::Slot;
 use crate::ledger::{FRAME_LIFE, Ledger};
-use crate::occupied::Occupied;
+use crate::occupied::{Given, Occupied};
 use crate::rates::{DEFAULT_SPEEDS, Rates};
 use crate::{Micros, WorkerFacts};
 
@@ -19,7 +19,7 @@ pub(crate) struct WorkerState {
     pub(crate) rates: Rates,
     pub(crate) breaker: Breaker,
     pub(crate) drift: Drift,
-    pub(crate) occupied: Occupied,
+    pub(crate) given: Given,
     /// Ordinal of the last decision that chose it.
     pub(crate) last_chosen: Option<u64>,
 }
@@ -30,9 +30,13 @@ const SHARE_EVERY: Micros = Micros::from_ms(100);
 /// The first observations of a pool are handed on at once.
 const EAGER_SHARES: u32 = 16;
 
-/// What a pool's workers showed together.
+/// Workers that serve one model, and what they showed together. Kept when the last of them goes: the next is like them.
 #[derive(Debug, Default)]
-struct PoolRates {
+struct Pool {
+    /// In order of their workers' ids.
+    slots: Vec<Slot>,
+    occupied: Occupied,
+    /// The prior of each of its workers.
     rates: Rates,
     shared_at: Micros,
     shares: u32,
@@ -43,12 +47,9 @@ struct PoolRates {
 pub(crate) struct Fleet {
     slots: Vec<Option<WorkerState>>,
     by_id: HashMap<WorkerId, Slot>,
-    /// Slots in order of their workers' ids.
-    pools: BTreeMap<String, Vec<Slot>>,
+    pools: BTreeMap<String, Pool>,
     /// Slots whose worker is gone, and since when.
     retired: Vec<(Micros, Slot)>,
-    /// What a pool's workers showed, as prior for a new one.
-    pool_rates: BTreeMap<String, PoolRates>,
 }
 
 impl Fleet {
@@ -75,27 +76,19 @@ impl Fleet {
 
     /// Looks at every worker of a pool: has it prefills to do?
     pub(crate) fn observe_occupied(&mut self, now: Micros, pool: &str, ledger: &Ledger) {
-        for slot in self.pools.get(pool).into_iter().flatten() {
-            if let Some(state) = self.slots[slot.at()].as_mut() {
-                state.occupied.observe(now, ledger.load(now, *slot).waiting() > 0);
-            }
-        }
+        let Some(pool) = self.pools.get_mut(pool) else { return };
+        let busy = pool.slots.iter().filter(|slot| ledger.load(now, **slot).waiting() > 0);
+        pool.occupied.observe(now, busy.count() as u64, pool.slots.len() as u64);
     }
 
     /// Mean share of their time that a pool's workers had prefills to do.
     pub(crate) fn occupied(&self, pool: &str) -> u64 {
-        let slots = self.pool(pool);
-        let sum: u64 = slots
-            .iter()
-            .filter_map(|slot| self.get(*slot))
-            .map(|state| state.occupied.share())
-            .sum();
-        sum / (slots.len() as u64).max(1)
+        self.pools.get(pool).map_or(0, |pool| pool.occupied.share())
     }
 
     /// Slots of a pool in order of their workers' ids.
     pub(crate) fn pool(&self, pool: &str) -> &[Slot] {
-        self.pools.get(pool).map_or(&[], Vec::as_slice)
+        self.pools.get(pool).map_or(&[], |pool| &pool.slots)
     }
 
     pub(crate) fn workers(&self) -> impl Iterator<Item = (Slot, &WorkerState)> {
@@ -120,14 +113,14 @@ impl Fleet {
             return;
         }
         let pool = facts.pool.clone();
-        let prior = self.pool_rates.get(&pool).map_or(DEFAULT_SPEEDS, |p| p.rates.speeds());
+        let prior = self.pools.get(&pool).map_or(DEFAULT_SPEEDS, |p| p.rates.speeds());
         let rates = Rates::from_prior(prior);
         let state = WorkerState {
             facts,
             rates,
             breaker: Breaker::default(),
             drift: Drift::default(),
-            occupied: Occupied::default(),
+            given: Given::default(),
             last_chosen: None,
         };
         let slot = self.free_slot(now, ledger);
@@ -151,17 +144,14 @@ impl Fleet {
 
     fn list(&mut self, pool: &str, worker: WorkerId, slot: Slot) {
         let slots = &self.slots;
-        let listed = self.pools.entry(pool.to_owned()).or_default();
+        let listed = &mut self.pools.entry(pool.to_owned()).or_default().slots;
         let at = listed.partition_point(|s| slots[s.at()].as_ref().is_some_and(|w| w.facts.worker < worker));
         listed.insert(at, slot);
     }
 
     fn unlist(&mut self, pool: &str, slot: Slot) {
-        if let Some(listed) = self.pools.get_mut(pool) {
-            listed.retain(|s| *s != slot);
-            if listed.is_empty() {
-                self.pools.remove(pool);
-            }
+        if let Some(pool) = self.pools.get_mut(pool) {
+            pool.slots.retain(|s| *s != slot);
         }
     }
 
@@ -181,23 +171,17 @@ impl Fleet {
             return;
         };
         state.rates.observe_prefill(now, work, time);
-        let pool = state.facts.pool.clone();
-        let pool = pool.as_str();
-        if !self.pool_rates.contains_key(pool) {
-            self.pool_rates.insert(pool.to_owned(), PoolRates::default());
-        }
-        let Some(learned) = self.pool_rates.get_mut(pool) else {
+        let Some(pool) = self.pools.get_mut(&state.facts.pool) else {
             return;
         };
-        learned.rates.observe_prefill(now, work, time);
-        if now.since(learned.shared_at) < SHARE_EVERY && learned.shares > EAGER_SHARES {
+        pool.rates.observe_prefill(now, work, time);
+        if now.since(pool.shared_at) < SHARE_EVERY && pool.shares > EAGER_SHARES {
             return;
         }
-        learned.shared_at = now;
-        learned.shares = learned.shares.saturating_add(1);
-        let speeds = learned.rates.speeds();
-        for slot in self.pools.get(pool).into_iter().flatten() {
-            // The list borrows another field than the slots.
+        pool.shared_at = now;
+        pool.shares = pool.shares.saturating_add(1);
+        let speeds = pool.rates.speeds();
+        for slot in &pool.slots {
             if let Some(other) = self.slots[slot.at()].as_mut() {
                 other.rates.set_prior(speeds);
             }

@@ -23,6 +23,7 @@ pub mod policy;
 mod rates;
 mod retry;
 mod routing;
+mod starts;
 mod text;
 mod time;
 mod why_zero;

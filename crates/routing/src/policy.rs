@@ -154,15 +154,25 @@ pub struct Pick {
     pub runner_up: Option<usize>,
 }
 
-/// Steps of about a fifth: tokens or work that differ by less are equal.
-fn coarse(work: u64) -> u32 {
+/// Steps of `1 << bits` to a doubling: amounts in one step are equal.
+fn coarse(work: u64, bits: u32) -> u32 {
     let top = (work | 1).ilog2();
-    let next = if top >= 2 { work >> (top - 2) & 3 } else { 0 };
-    top << 2 | next as u32
+    let next = if top >= bits {
+        work >> (top - bits) & ((1 << bits) - 1)
+    } else {
+        0
+    };
+    top << bits | next as u32
 }
 
+/// Steps of about a fifth: new tokens that differ by less are equal.
+const NEW_BITS: u32 = 2;
+
+/// Steps of about a twentieth: what workers were given lately evens out as far as what is given next can be foreseen.
+const GIVEN_BITS: u32 = 4;
+
 /// Lets `policy` choose. Equally good ones are told apart by the least new tokens and the least work lately given, both in
-/// coarse steps, then the least requests, then who waited longest for a request of this router, then a seeded draw; never by
+/// steps, then the least requests, then who waited longest for a request of this router, then a seeded draw; never by
 /// their order.
 pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Score>) -> Pick {
     let candidates = situation.candidates;
@@ -178,8 +188,8 @@ pub fn pick(policy: &dyn Policy, situation: &Situation<'_>, scores: &mut Vec<Sco
         let (new, given, busy, rest) = if tied {
             let rest = u32::MAX - c.inputs.since_chosen;
             (
-                coarse(c.terms.new_tokens.into()),
-                coarse(c.inputs.recent_work),
+                coarse(c.terms.new_tokens.into(), NEW_BITS),
+                coarse(c.inputs.recent_work, GIVEN_BITS),
                 c.inputs.in_flight,
                 rest,
             )

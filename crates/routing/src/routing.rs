@@ -14,11 +14,13 @@ use crate::ledger::Ledger;
 use crate::overlay::{Overlay, OverlayLimits, Promises};
 use crate::pairs::PairHealth;
 use crate::policy::{Candidate, Policy, PolicyConfig, PolicyError};
+use crate::starts::{Known, Starts};
 use crate::{
     Choice, ChoiceError, DecisionRecord, Drift, FrameOutcome, KeySource, LedgerCounters, Load, LoadReport, Micros,
     Plan, RequestFacts, Reuse, ReuseOf, RouterFrame, RouterName, Speeds, WhyNot, WorkerFacts, draw,
 };
 
+mod copies;
 mod frames;
 mod lifecycle;
 
@@ -87,6 +89,11 @@ pub struct Routing {
     candidates: Vec<Candidate>,
     promises: Promises,
     guesses: Promises,
+    starts: Starts,
+    /// Known starts of the request that is being decided.
+    known: Vec<Known>,
+    /// Blocks of it that some worker can reuse; 0 where nobody has its start yet.
+    reach: u32,
 }
 
 impl Routing {
@@ -117,6 +124,9 @@ impl Routing {
             candidates: Vec::new(),
             promises: Promises::default(),
             guesses: Promises::default(),
+            starts: Starts::default(),
+            known: Vec::new(),
+            reach: 0,
         })
     }
 
@@ -268,6 +278,7 @@ impl Routing {
         self.ordinal += 1;
         self.fleet.observe_occupied(now, request.pool, &self.ledger);
         let choice = self.decide_as(now, request, reuse, ordinal)?;
+        self.settle_copies(&choice, request);
         for worker in [choice.prefill_worker(), choice.answering_worker()] {
             if let Some(state) = self.fleet.by_id_mut(worker) {
                 state.last_chosen = Some(ordinal);
@@ -359,8 +370,6 @@ impl Routing {
         let cold = promised > half && slots.iter().all(|slot| promised >= reuse_of(*slot).gpu + half);
         let occupied = fleet.occupied(request.pool);
         let price_percent = cost::price_percent(occupied, cold);
-        // Who waits for the first copy of a cold start pays no rent: there is nothing to buy yet.
-        let rent_percent = if cold { 0 } else { cost::rent_percent(occupied) };
         self.candidates.clear();
         for &slot in slots {
             let Some(state) = fleet.get(slot) else { continue };
@@ -392,28 +401,14 @@ impl Routing {
                 since_chosen: state.last_chosen.map_or(NEVER_CHOSEN, |last| {
                     ordinal.saturating_sub(last).min(u64::from(NEVER_CHOSEN - 1)) as u32
                 }),
-                recent_work: state.occupied.work(),
+                recent_work: state.given.work(now),
                 price_percent,
-                own_waiting: load.own.waiting,
-                least_queue_us: u64::MAX,
-                rent_percent,
+                paid_us: 0,
                 speeds: state.rates.speeds(),
             };
             self.candidates.push(candidate(now, state, request, &load, inputs));
         }
-        self.compare_waits();
-    }
-
-    /// Tells every candidate the least wait among those that can compute the prompt.
-    fn compare_waits(&mut self) {
-        let can = self.candidates.iter().filter(|c| c.why_not.is_none() || c.prefill_leg);
-        let least = can.map(|c| c.terms.queue_us).min().unwrap_or(0);
-        for candidate in &mut self.candidates {
-            candidate.inputs.least_queue_us = least;
-            if candidate.inputs.own_waiting >= cost::RENT_FROM && candidate.terms.queue_us > least {
-                candidate.terms = candidate.inputs.terms();
-            }
-        }
+        self.offer_copies(request, cold);
     }
 
     /// The last decision with all its inputs.

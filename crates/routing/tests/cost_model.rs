@@ -41,9 +41,7 @@ fn inputs() -> impl Strategy<Value = Inputs> {
         since_chosen: 1,
         recent_work: 0,
         price_percent: 100,
-        own_waiting: 0,
-        least_queue_us: 0,
-        rent_percent: 0,
+        paid_us: if r.4 % 5 == 0 { u64::from(r.3) * 10 } else { 0 },
         speeds: Speeds {
             prefill_start_us: s.0,
             prefill_ns_per_token: s.1,
@@ -166,9 +164,7 @@ fn a_fetch_that_is_slower_than_computing_is_not_planned() {
         since_chosen: 0,
         recent_work: 0,
         price_percent: 100,
-        own_waiting: 0,
-        least_queue_us: 0,
-        rent_percent: 0,
+        paid_us: 0,
         speeds: slow,
     };
     assert_eq!(base.terms().fetch_us, 0);

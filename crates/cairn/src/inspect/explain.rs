@@ -125,6 +125,7 @@ fn print(decision: &Value) {
         ("fetch_ms", "FETCH ms"),
         ("transfer_ms", "TRANSFER ms"),
         ("others_ms", "OTHERS ms"),
+        ("paid_ms", "PAID ms"),
         ("cost_ms", "COST ms"),
         ("why_not", "WHY NOT"),
         ("why_zero", "WHY ZERO"),

@@ -111,7 +111,7 @@ impl Routing {
             }
         }
         if let Some(state) = self.fleet.get_mut(slot) {
-            state.occupied.given(terms.new_work);
+            state.given.add(now, terms.new_work);
         }
         let state = self.fleet.get(slot)?;
         let approximate = state.facts.is_approximate();
