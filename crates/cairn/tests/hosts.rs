@@ -7,10 +7,12 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::{Value, json};
+use support::watch::Watch;
 use support::{RoleProcess, ask, eventually, free_port, post, prose, refusal};
 
 /// A certificate authority, a host certificate and a token in files.
@@ -220,8 +222,10 @@ fn a_split_request_returns_what_one_engine_returns_and_a_dead_prefill_engine_is_
 
     prefill.crash();
     let third = json!({"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": prose(79, 3_000)}]});
+    let asked = Watch::start();
     let (status, answer) = post(&format!("{router}/v1/chat/completions"), &third);
     assert_eq!(status, 200, "the decode engine takes it whole: {answer}");
+    asked.within(Duration::from_secs(10), "an answer although one leg is dead");
     eventually("nothing is reserved any more", || {
         let status: Value = serde_json::from_str(&support::get(&format!("{router}/cairn/status")).1).ok()?;
         (status["reservations"] == 0).then_some(())

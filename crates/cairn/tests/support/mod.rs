@@ -1,6 +1,9 @@
 //! A real cluster of real processes for tests: started through the binary, asked over HTTP, ended by signal.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::print_stderr)]
 
+#[path = "../../../../tests/watch.rs"]
+pub mod watch;
+
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -23,6 +26,7 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn up(args: &[&str]) -> Self {
+        let begun = watch::Watch::start();
         let mut child = Command::new(CAIRN)
             .args(["up", "--port", "0", "--json"])
             .args(args)
@@ -36,6 +40,7 @@ impl Cluster {
             .unwrap();
         let ready: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("`cairn up` printed {line:?}: {e}"));
         assert_eq!(ready["ready"], true);
+        begun.within(Duration::from_secs(30), "the cluster is up");
         Self { ready, child }
     }
 

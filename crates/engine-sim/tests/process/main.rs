@@ -6,4 +6,6 @@ mod events;
 mod faults;
 mod http;
 mod transfers;
+#[path = "../../../../tests/watch.rs"]
+mod watch;
 mod wire;

@@ -1,9 +1,12 @@
 //! Prefill and decode on two engines.
 
+use std::time::Duration;
+
 use cairn_engine_sim::{Running, start};
 use serde_json::{Value, json};
 
 use crate::client::{call, get, instant, post};
+use crate::watch::Watch;
 
 fn leg(params: Value) -> Value {
     json!({"prompt": (0..100).collect::<Vec<u32>>(), "max_tokens": 8, "kv_transfer_params": params})
@@ -51,14 +54,18 @@ async fn a_decode_engine_pulls_the_blocks_and_answers_as_one_engine_does() {
 }
 
 #[tokio::test]
-async fn a_restarted_or_dead_prefill_engine_fails_the_decode_leg() {
+async fn a_restarted_or_dead_prefill_engine_fails_the_decode_leg_within_a_second() {
     let (p, d) = (start(instant()).await.unwrap(), start(instant()).await.unwrap());
     let before = prefill(&p).await;
     assert_eq!(post(&p, "/sim/restart", &json!({})).await.0, 200);
+    let asked = Watch::start();
     assert_eq!(post(&d, "/v1/completions", &leg(before)).await.0, 500);
+    asked.within(Duration::from_secs(1), "the failure");
     let last = prefill(&p).await;
     p.stop().await;
+    let asked = Watch::start();
     assert_eq!(post(&d, "/v1/completions", &leg(last.clone())).await.0, 500);
+    asked.within(Duration::from_secs(1), "the failure");
     let mut streamed = leg(last);
     streamed["stream"] = json!(true);
     let (_, text) = call(d.http, "POST", "/v1/completions", "", &streamed.to_string()).await;

@@ -8,6 +8,7 @@ use cairn_proto::v1;
 use crate::agent::Agent;
 use crate::child::{self, ChildNode};
 use crate::harness::{Cluster, PATIENCE, admin, channel, eventually, node_config};
+use crate::watch::Watch;
 
 const BLOCKS: u64 = 8;
 
@@ -26,8 +27,10 @@ async fn killing_the_leader_or_a_follower_under_writes_loses_no_acknowledged_bat
         let mut upto = agent.acked + 20;
         agent.push_until(upto, BLOCKS).await;
         nodes[victim].kill();
+        let killed = Watch::start();
         upto += 20;
         agent.push_until(upto, BLOCKS).await;
+        killed.within(Duration::from_secs(10), "writes go on");
         nodes[victim].restart();
         child::agree(&nodes).await;
     }
@@ -54,7 +57,9 @@ async fn killing_all_nodes_at_once_loses_no_acknowledged_batch() {
         nodes.iter_mut().for_each(ChildNode::kill);
         agent = writer.await.unwrap();
         nodes.iter_mut().for_each(ChildNode::restart);
+        let restarted = Watch::start();
         child::leader(&nodes).await;
+        restarted.within(Duration::from_secs(20), "a leader");
         child::agree(&nodes).await;
         for node in &nodes {
             agent.verify(&node.address(), BLOCKS).await;

@@ -1,6 +1,6 @@
 //! Followers of the feed: snapshot, entries, resumption, cuts.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cairn_index::{IndexState, LogIndex, codec};
 use cairn_proto::v1::{self, feed_frame::Frame};
@@ -8,6 +8,7 @@ use tonic::Streaming;
 
 use crate::agent::Agent;
 use crate::harness::{Cluster, PATIENCE, channel};
+use crate::watch::Watch;
 
 /// A view as routers build it.
 #[derive(Default)]
@@ -96,15 +97,20 @@ async fn a_view_of_any_node_equals_the_index_and_resumes_without_a_snapshot() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_quiet_feed_says_again_and_again_that_it_lives_and_how_old_its_quorum_is() {
+async fn a_quiet_feed_says_every_quarter_second_that_it_lives_and_how_old_its_quorum_is() {
     let cluster = Cluster::start(3).await;
     for i in 0..3 {
         let mut stream = follow(&cluster.address(i), 0, 0).await;
         // Nothing is written, so every frame but the first is a sign of life; a busy machine may delay some.
         let (mut signs, mut fresh) = (0, 0);
+        let mut last = Watch::start();
         while signs < 12 || fresh < 6 {
             let frame = tokio::time::timeout(PATIENCE, stream.message()).await;
             let frame = frame.expect("a sign of life").unwrap().unwrap();
+            if signs > 1 {
+                last.within(Duration::from_millis(800), "a sign of life");
+            }
+            last = Watch::start();
             signs += 1;
             fresh += u32::from(frame.quorum_age_ms < 1_000);
         }
@@ -152,7 +158,9 @@ async fn a_stopping_node_tells_its_followers() {
     let mut cluster = Cluster::start(1).await;
     let mut stream = follow(&cluster.address(0), 0, 0).await;
     stream.message().await.unwrap().unwrap();
+    let asked = Watch::start();
     cluster.stop(0).await;
+    asked.within(Duration::from_secs(3), "a stop that open streams don't hold up");
     loop {
         match stream.message().await {
             Ok(Some(_)) => {}

@@ -11,3 +11,5 @@ mod members;
 mod process;
 mod security;
 mod soft;
+#[path = "../../../../tests/watch.rs"]
+mod watch;

@@ -10,6 +10,7 @@ use http_body_util::BodyExt;
 use super::client::{BOUND, get, metric, open, post, send, until};
 use super::engine::{Engine, Mode};
 use super::routing::{World, status, token_body, tokens};
+use super::watch::Watch;
 use super::{config, router};
 
 pub const STREAM: &str = r#"{"model":"m","prompt":"hi","stream":true}"#;
@@ -41,6 +42,7 @@ async fn load_is_zero_after_clients_left_at_every_stage_and_engines_are_told() {
     }
     until("requests at the engine", || engine.running.load(Ordering::SeqCst) == 40).await;
     assert_eq!(status(&router).await["reservations"], 40);
+    let left = Watch::start();
     for ask in asks {
         ask.abort();
     }
@@ -48,6 +50,7 @@ async fn load_is_zero_after_clients_left_at_every_stage_and_engines_are_told() {
         engine.cancelled.load(Ordering::SeqCst) == 40
     })
     .await;
+    left.within(Duration::from_secs(1), "engines are told");
     nothing_is_reserved(&router).await;
 
     engine.set(Mode::Hold { after: 2 });
@@ -190,10 +193,12 @@ async fn a_dead_affine_engine_is_asked_once_and_two_failures_end_it() {
     world.index.store(&world.workers[0], &prompt, "");
     let router = world.router().await;
     world.engines[0].kill();
+    let asked = Watch::start();
     for _ in 0..10 {
         let answer = send(router.addr, post("/v1/completions", token_body(&prompt))).await;
         assert_eq!(answer.status, 200, "{answer:?}");
     }
+    asked.within(Duration::from_secs(5), "ten answers");
     assert_eq!(world.counts().iter().sum::<usize>(), 10);
     world.engines[1].set(Mode::Cut { after: 0 });
     world.engines[2].set(Mode::Cut { after: 0 });

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use super::client::{BOUND, get, post, send};
 use super::engine::Engine;
 use super::routing::World;
+use super::watch::Watch;
 use super::{config, router};
 
 #[tokio::test]
@@ -169,6 +170,7 @@ async fn a_prompt_of_16_mib_costs_little_and_others_go_on() {
     let words = "word after word ".repeat(1 << 20);
     let body = serde_json::json!({"model": "m", "messages": [{"role": "user", "content": words}]}).to_string();
     let at = router.addr;
+    let sent = Watch::start();
     let huge = tokio::spawn(async move { send(at, post("/v1/chat/completions", body)).await });
     for _ in 0..5 {
         assert_eq!(
@@ -179,6 +181,7 @@ async fn a_prompt_of_16_mib_costs_little_and_others_go_on() {
         );
     }
     let answer = huge.await.unwrap();
+    sent.within(Duration::from_secs(3), "the refusal");
     assert_eq!(
         (answer.status.as_u16(), answer.error_code().as_str()),
         (400, "context_length_exceeded")

@@ -10,6 +10,8 @@ mod proxy;
 mod routing;
 mod splits;
 mod traces;
+#[path = "../../../../tests/watch.rs"]
+mod watch;
 
 use cairn_router::{Config, EngineConfig, Running};
 use engine::Engine;

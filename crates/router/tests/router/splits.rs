@@ -1,6 +1,7 @@
 //! Requests in two legs: prefill and decode engines that work, fail and go away.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use cairn_index::Role;
 
@@ -9,6 +10,10 @@ use super::engine::{Engine, Mode, Seen};
 use super::faults::{STREAM, WHOLE, nothing_is_reserved};
 use super::index::Index;
 use super::routing::{World, tokens};
+use super::watch::Watch;
+
+/// Either leg's end ends the other within this.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// A pool of two prefill and two decode workers.
 async fn split_world() -> World {
@@ -63,7 +68,7 @@ async fn a_split_request_passes_the_prefills_object_to_the_decode_leg() {
     assert_eq!(decode["kv_transfer_params"]["remote_engine_id"], "p1");
     assert_eq!(decode["max_tokens"], 50);
 
-    // A client that leaves while the prompt is computed ends the prefill.
+    // A client that leaves while the prompt is computed ends the prefill within a second.
     for engine in &world.engines[..2] {
         engine.set(Mode::Hang);
     }
@@ -73,11 +78,13 @@ async fn a_split_request_passes_the_prefills_object_to_the_decode_leg() {
         world.engines[..2].iter().any(|e| e.running.load(Ordering::SeqCst) == 1)
     })
     .await;
+    let left = Watch::start();
     ask.abort();
     until("its end", || {
         world.engines[..2].iter().all(|e| e.running.load(Ordering::SeqCst) == 0)
     })
     .await;
+    left.within(SECOND, "the prefill's end");
 
     // A prefill that fails costs one retry with a new pair.
     world.engines[0].set(Mode::Status(500));
@@ -136,14 +143,18 @@ async fn both_legs_of_sglang_meet_in_one_room_and_end_together() {
     decode.set(Mode::Status(400));
     let answer = send(router.addr, post("/v1/completions", WHOLE)).await;
     assert_eq!(answer.status, 400, "{answer:?}");
+    let ended = Watch::start();
     until("the prefill leg's end", || running(prefill) == 0).await;
+    ended.within(SECOND, "the prefill leg's end");
 
     decode.set(Mode::Hang);
     let at = router.addr;
     let ask = tokio::spawn(async move { open(at, post("/v1/completions", STREAM)).await });
     until("both legs", || (running(prefill), running(decode)) == (1, 1)).await;
+    let left = Watch::start();
     ask.abort();
     until("their end", || (running(prefill), running(decode)) == (0, 0)).await;
+    left.within(SECOND, "both legs' end");
     nothing_is_reserved(&router).await;
 }
 
