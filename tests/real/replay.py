@@ -23,6 +23,7 @@ from processes import BLOCK, Cluster, Engine, cairn_binary, call, wait_until
 
 GROUPS, PREFIX, TAIL, REQUESTS = 24, 2_048, 64, 300
 PROMPT = PREFIX + TAIL
+KV_MIB = 128  # each engine holds all prefixes, so that chance alone evicts nothing
 POLICIES = ("kv", "prefix", "round-robin", "random")
 AT_ONCE = 4
 APART = 10  # places between a prefix's first use and its second: what is only on its way is another test's
@@ -105,7 +106,7 @@ def main():
         engines, cluster = [], None
         try:
             for n in range(3):
-                engines.append(Engine(f"engine-{n + 1}", folder))
+                engines.append(Engine(f"engine-{n + 1}", folder, kv_mib=KV_MIB))
             for engine in engines:
                 engine.wait()
             # One router: with two, which of them counts first would decide who goes round with whom.

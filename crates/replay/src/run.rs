@@ -265,12 +265,12 @@ impl World<'_> {
             }
             match self.fleet.submit(engine, self.now, index, leg) {
                 Ok(outcome) => return self.settle(engine, outcome),
-                Err((leg, outcome)) => {
+                Err((chain, outcome)) => {
                     self.splits.remove(&(index as u64));
                     self.routers.pushed_back(self.now, index, engine);
                     tried.push(engine);
                     self.settle(engine, outcome);
-                    hashes = leg.chain.hashes;
+                    hashes = chain.hashes;
                     self.served[index].retries += 1;
                 }
             }

@@ -119,13 +119,13 @@ impl Fleet {
         now: Micros,
         index: usize,
         leg: Leg,
-    ) -> Result<StepOutcome, (Leg, StepOutcome)> {
+    ) -> Result<StepOutcome, (Chain, StepOutcome)> {
         let slot = &mut self.engines[engine];
         let mut outcome = slot.model.step(now);
         let waiting = slot.model.gauges().waiting;
         if waiting >= self.config.waiting_max as usize {
             self.note(engine, &outcome);
-            return Err((leg, outcome));
+            return Err((leg.chain, outcome));
         }
         let answer = Answer::Seeded {
             seed: index as u64,
