@@ -49,6 +49,10 @@ impl Bug {
     ];
 }
 
+/// From the last fault to the end of a run. The longest wait that a fault leaves behind is an agent's for a replay whose
+/// answer was lost, 15 s; what it then asks again must have arrived and been acknowledged.
+const SETTLING_MS: u64 = 17_000;
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -108,7 +112,7 @@ impl Plan {
             },
             replay: rng.percent(85),
             faults_end_ms,
-            end_ms: faults_end_ms + 12_000,
+            end_ms: faults_end_ms + SETTLING_MS,
             request_every_us: rng.range(20_000, 80_000),
             fault_every_ms: rng.range(150, 900),
             event_loss_percent: if rng.percent(50) { rng.range(1, 15) } else { 0 },
