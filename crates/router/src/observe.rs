@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use cairn_index::{Confidence, DegradedReason};
+use cairn_index::{Confidence, DegradedReason, WorkerId};
 use cairn_proto::limits::REUSED_KEYS_MAX;
 use cairn_proto::v1;
 use cairn_routing::{CandidateTerms, Choice, DecisionRecord, Ending, KeySource, Plan};
@@ -22,6 +22,7 @@ use crate::reply::ReplyBody;
 use crate::soft::REUSED_MAX;
 use crate::sse::{SseWatch, Usage};
 use crate::state::{InFlightGuard, Router};
+use crate::walk::Answered;
 use crate::why::Named;
 
 /// Candidates in the table of a `choose` span.
@@ -140,8 +141,7 @@ fn candidate_table(fleet: &Fleet, record: &DecisionRecord) {
 /// Hands an answer that has begun to the client, and watches it to its end.
 pub(crate) fn answer(
     exchange: Exchange,
-    begun: Begun,
-    strip_usage: bool,
+    answered: Answered,
     reservation: Reservation,
     choice: &Choice,
     (asked, worker): (&Asked<'_>, Option<&Worker>),
@@ -152,23 +152,23 @@ pub(crate) fn answer(
     }
     let predicted = reservation.predicted();
     let doubted = worker.and_then(|worker| doubted(asked, choice, worker));
-    let mut response = relayed(exchange, begun, strip_usage, Some(reservation), (predicted, doubted));
+    let mut response = relayed(exchange, answered, Some(reservation), (predicted, doubted));
     response.headers_mut().extend(decision_headers);
     response
 }
 
 /// The same for an answer whose reservation has ended: an engine's refusal that is passed on.
-pub(crate) fn answer_unreserved(exchange: Exchange, begun: Begun) -> Response<ReplyBody> {
-    relayed(exchange, begun, false, None, (0, None))
+pub(crate) fn answer_unreserved(exchange: Exchange, answered: Answered) -> Response<ReplyBody> {
+    relayed(exchange, answered, None, (0, None))
 }
 
 fn relayed(
     exchange: Exchange,
-    begun: Begun,
-    strip_usage: bool,
+    answered: Answered,
     reservation: Option<Reservation>,
     (predicted, doubted): (u32, Option<v1::Reused>),
 ) -> Response<ReplyBody> {
+    let Answered { by, begun, strip_usage } = answered;
     let metrics = &exchange.router.metrics;
     let status = begun.head.status;
     exchange.span.record("status", status.as_u16());
@@ -186,6 +186,7 @@ fn relayed(
     let observed = Observed {
         exchange,
         reservation,
+        by,
         status,
         predicted,
         doubted,
@@ -218,6 +219,7 @@ fn debug_headers(headers: &mut HeaderMap, choice: &Choice, worker: Option<&Worke
 struct Observed {
     exchange: Exchange,
     reservation: Option<Reservation>,
+    by: WorkerId,
     status: StatusCode,
     predicted: u32,
     doubted: Option<v1::Reused>,
@@ -266,7 +268,7 @@ impl Observer for Observed {
                 metrics.bounded.get_or_create(&Reason { reason: "reused" }).inc();
             }
         }
-        reservation.finish(how, None);
+        reservation.finish(how, Some(self.by));
     }
 }
 

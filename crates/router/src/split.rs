@@ -21,7 +21,7 @@ use crate::forward::{Begun, begin};
 use crate::metrics::Reason;
 use crate::state::Router;
 use crate::upstream::{UpstreamFault, chain};
-use crate::walk::{Outcome, Try, leg, plan_of};
+use crate::walk::{Answered, Outcome, Try, leg, plan_of};
 
 /// What the prefill leg is sent with.
 const PREFILL_PARAMS: &str = concat!(
@@ -58,7 +58,7 @@ pub(crate) async fn run(
     };
     if let Some(bootstrap) = &prefill.spec.bootstrap {
         let outcome = bootstrapped(router, (prefill, decode), trying, reservation, bootstrap).await?;
-        note(if matches!(outcome, Outcome::Begun { .. }) {
+        note(if matches!(outcome, Outcome::Begun(_)) {
             "done"
         } else {
             "bootstrap_failed"
@@ -69,10 +69,11 @@ pub(crate) async fn run(
         Prefilled::Params(params) => params,
         Prefilled::Answer(begun) => {
             note("prefill_refused");
-            return Ok(Outcome::Begun {
+            return Ok(Outcome::Begun(Answered {
+                by: prefill.id,
                 begun,
                 strip_usage: false,
-            });
+            }));
         }
         Prefilled::Failed(fault) => {
             note("prefill_failed");
@@ -84,7 +85,7 @@ pub(crate) async fn run(
     };
     reservation.prefill_done();
     match decode_leg(router, decode, trying, params).await? {
-        Outcome::Begun { begun, .. } if begun.head.status.is_server_error() && !begun.is_back_pressure() => {
+        Outcome::Begun(Answered { begun, .. }) if begun.head.status.is_server_error() && !begun.is_back_pressure() => {
             note("decode_failed");
             reservation.transfer_failed();
             let fault = UpstreamFault::Cut(format!("the decode leg answered {}", begun.head.status.as_u16()));
@@ -93,9 +94,9 @@ pub(crate) async fn run(
                 fault,
             })
         }
-        Outcome::Begun { begun, strip_usage } => {
+        Outcome::Begun(answered) => {
             note("done");
-            Ok(Outcome::Begun { begun, strip_usage })
+            Ok(Outcome::Begun(answered))
         }
         Outcome::Failed { blamed, fault } => {
             note("decode_failed");
@@ -142,7 +143,7 @@ async fn bootstrapped(
                     tokio::spawn(tokio::time::timeout(PREFILL_TIMEOUT, rest(begun)));
                 }
                 Ok(begun) if begun.head.status.is_client_error() || begun.is_back_pressure() => {
-                    return Ok(Outcome::Begun { begun, strip_usage: false });
+                    return Ok(Outcome::Begun(Answered { by: prefill.id, begun, strip_usage: false }));
                 }
                 Ok(begun) => {
                     let fault = UpstreamFault::Cut(format!("the prefill leg answered {}", begun.head.status.as_u16()));
@@ -150,7 +151,7 @@ async fn bootstrapped(
                 }
             },
             answer = &mut decoding => return Ok(match answer {
-                Ok(begun) => Outcome::Begun { begun, strip_usage: edited.strip_usage },
+                Ok(begun) => Outcome::Begun(Answered { by: decode.id, begun, strip_usage: edited.strip_usage }),
                 Err(fault) => {
                     reservation.transfer_failed();
                     Outcome::Failed { blamed: decode.id, fault }
@@ -234,10 +235,11 @@ async fn decode_leg(router: &Router, worker: &Worker, trying: &Try<'_>, params: 
     // From the prefill's end to the first byte: the transfer of the blocks and one step.
     let transfer = tracing::info_span!(parent: &span, "transfer", worker = worker.name());
     match begin(&router.upstream, leg).instrument(transfer).instrument(span).await {
-        Ok(begun) => Ok(Outcome::Begun {
+        Ok(begun) => Ok(Outcome::Begun(Answered {
+            by: worker.id,
             begun,
             strip_usage: edited.strip_usage,
-        }),
+        })),
         Err(fault) => Ok(Outcome::Failed {
             blamed: worker.id,
             fault,

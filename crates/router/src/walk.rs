@@ -128,10 +128,20 @@ pub(crate) struct Try<'a> {
     pub trace: TraceContext,
 }
 
+/// An answer that has begun, and whose it is.
+pub(crate) struct Answered {
+    /// The worker that answers: of a split either one, since both may refuse.
+    pub by: cairn_index::WorkerId,
+    /// The answer.
+    pub begun: Begun,
+    /// Whether its usage event is ours to take out.
+    pub strip_usage: bool,
+}
+
 /// How a try went.
 pub(crate) enum Outcome {
-    /// The answer has begun; whether its usage event is ours to take out.
-    Begun { begun: Begun, strip_usage: bool },
+    /// The answer has begun.
+    Begun(Answered),
     /// It failed before its first byte.
     Failed {
         /// Whose fault it is.
@@ -187,12 +197,13 @@ async fn attempts(
             }
         };
         match outcome {
-            Outcome::Begun { begun, strip_usage } => {
+            Outcome::Begun(answered) => {
+                let begun = &answered.begun;
                 let push_back = begun.is_back_pressure();
                 if push_back && attempt < MAX_ATTEMPTS && may_retry(router, attempt, "back_pressure") {
                     let after = begun.retry_after().map(|s| Micros::from_ms(s.saturating_mul(1_000)));
-                    reservation.finish(Ending::PushedBack { after }, None);
-                    excluded.push(choice.answering_worker());
+                    reservation.finish(Ending::PushedBack { after }, Some(answered.by));
+                    excluded.push(answered.by);
                     // Where nobody else can take it, the engine's own words go to the client.
                     if others_left(router, asked, &excluded) {
                         last = Some(ApiError::unavailable(
@@ -201,16 +212,15 @@ async fn attempts(
                         ));
                         continue;
                     }
-                    return Ok(observe::answer_unreserved(exchange, begun));
+                    return Ok(observe::answer_unreserved(exchange, answered));
                 }
                 if exchange.streamed && begun.head.status.is_success() {
                     reservation.first_token();
                 }
-                let worker = fleet.worker(choice.answering_worker()).map(|(_, worker)| worker);
+                let worker = fleet.worker(answered.by).map(|(_, worker)| worker);
                 return Ok(observe::answer(
                     exchange,
-                    begun,
-                    strip_usage,
+                    answered,
                     reservation,
                     &choice,
                     (asked, worker),
@@ -350,10 +360,11 @@ async fn whole(
     let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
     let leg = leg(worker, trying, &span, edited.body);
     match begin(&router.upstream, leg).instrument(span).await {
-        Ok(begun) => Ok(Outcome::Begun {
+        Ok(begun) => Ok(Outcome::Begun(Answered {
+            by: worker.id,
             begun,
             strip_usage: edited.strip_usage,
-        }),
+        })),
         Err(fault) => Ok(Outcome::Failed {
             blamed: worker.id,
             fault,

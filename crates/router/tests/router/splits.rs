@@ -204,3 +204,55 @@ async fn a_prefill_engine_that_dies_over_a_prompt_costs_a_new_pair_and_not_the_r
     );
     nothing_is_reserved(&router).await;
 }
+
+#[tokio::test]
+async fn a_prefill_engine_with_too_much_to_do_is_left_out_of_the_next_try_and_not_the_decode_engine() {
+    for bootstrap in [None, Some("10.0.0.7:8765".to_owned())] {
+        let index = Index::start().await;
+        let (mut engines, mut workers) = (Vec::new(), Vec::new());
+        // With one decode engine alone, leaving that out would leave nobody.
+        for role in [Role::Prefill, Role::Prefill, Role::Decode] {
+            let engine = Engine::start("m").await;
+            workers.push(index.register_as(&engine.url(), role, 0, 1, |worker| {
+                worker.engine_kind = "sglang".into();
+                worker.bootstrap = bootstrap.clone().filter(|_| role == Role::Prefill);
+            }));
+            engines.push(engine);
+        }
+        let world = World {
+            index,
+            engines,
+            workers,
+        };
+        let router = world.router().await;
+        let asked = |engine: &Engine| {
+            let legs = engine.seen();
+            legs.iter().filter(|leg| leg.path == "/v1/completions").count()
+        };
+        assert_eq!(
+            send(router.addr, post("/v1/completions", long_body(true))).await.status,
+            200
+        );
+        let prefills = &world.engines[..2];
+        let busy = prefills.iter().position(|engine| asked(engine) == 1).unwrap();
+        // The prompt is there, so the next equal request goes there too.
+        prefills[busy].set(Mode::Status(if bootstrap.is_some() { 429 } else { 503 }));
+        if bootstrap.is_some() {
+            // Both legs are sent at once; this one waits for the blocks, as a real one does.
+            world.engines[2].set(Mode::Hang);
+        }
+        let at = router.addr;
+        let ask = tokio::spawn(async move { send(at, post("/v1/completions", long_body(true))).await });
+        until("the refusal", || asked(&prefills[busy]) == 2).await;
+        until("the next try", || asked(&prefills[1 - busy]) == 1).await;
+        if bootstrap.is_some() {
+            ask.abort();
+        } else {
+            let answer = ask.await.unwrap();
+            assert_eq!(answer.status, 200, "{answer:?}");
+            assert!(answer.body.ends_with("data: [DONE]\n\n"));
+        }
+        nothing_is_reserved(&router).await;
+        assert_eq!(asked(&prefills[busy]), 2, "it was left alone");
+    }
+}
