@@ -216,6 +216,7 @@ class Cluster:
             start(f"router-{i + 1}", "router", f'listen = "127.0.0.1:{port}"\nname = "router-{i + 1}"\nindex = [{nodes}]\nallow_policy_header = true\n'
                   f'data_dir = "{self.folder}/router-{i + 1}"\n{router_extra}\n{telemetry}')
             for i, port in enumerate(self.router_ports)]
+        self.agent_url = f"http://127.0.0.1:{agent_ops}"
         self.router_urls = [f"http://127.0.0.1:{port}" for port in self.router_ports]
         self.engines = engines
 

@@ -9,12 +9,6 @@ dir=${CAIRN_VLLM_DIR:-$HOME/.cache/cairn/vllm}
 python=$dir/venv/bin/python
 [ -x "$python" ] || { echo "SKIPPED: real engines: run tests/real/setup.sh first" >&2; exit 0; }
 
-# The tests' build has made the encoder already; without it tokens.py builds it.
-encode=$here/../../target/release/examples/encode
-if [ -z "${CAIRN_ENCODE:-}" ] && [ -x "$encode" ]; then
-    export CAIRN_ENCODE=$encode
-fi
-
 if [ -n "${JAEGER_BIN:-}" ] && [ -z "${JAEGER_QUERY:-}" ]; then
     read -r JAEGER_HTTP_PORT JAEGER_GRPC_PORT JAEGER_OTLP_PORT < <("$python" -c 'import socket
 held = [socket.socket() for _ in range(3)]

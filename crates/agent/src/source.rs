@@ -114,7 +114,12 @@ struct SourceTask {
     ticks: u32,
     /// Process start of the engine whose blocks the core holds.
     started: Option<u64>,
+    /// What the status says of how far it is.
+    told: Progress,
 }
+
+/// How far a source is: its last applied message, changes in no batch yet, the last batch made.
+type Progress = (Option<u64>, u64, Option<u64>);
 
 impl SourceTask {
     fn new(plan: Plan, view: watch::Receiver<EngineView>, around: Surroundings) -> Self {
@@ -144,6 +149,7 @@ impl SourceTask {
             reminded: None,
             ticks: 0,
             started: None,
+            told: (None, 0, None),
             plan,
             around,
             view,
@@ -199,6 +205,7 @@ impl SourceTask {
                 }
             }
             self.pump();
+            self.tell_progress();
         }
         self.write_checkpoint().await;
         self.label_zero();
@@ -427,13 +434,30 @@ impl SourceTask {
             status.exact = reason.is_none();
             status.reason = reason.map(reason_name);
             status.connected = connected;
-            status.engine_seq = stats.engine_seq;
             status.blocks = stats.blocks;
             status.unacked = stats.unacked;
             status.trouble = trouble;
         });
         if self.core.is_some() {
             self.remind(reason);
+        }
+    }
+
+    /// Whoever compares an engine with a view must know at once that more is on its way.
+    fn tell_progress(&mut self) {
+        let Some(core) = &self.core else { return };
+        let (engine_seq, outbox) = core.progress();
+        let present = self.lifetime.state().1.map(|(_, incarnation)| incarnation);
+        let made = self
+            .outlet
+            .made
+            .filter(|(incarnation, _)| Some(*incarnation) == present);
+        let progress = (engine_seq, outbox, made.map(|(_, seq)| seq.0));
+        if progress != self.told {
+            self.told = progress;
+            self.around.board.source(&self.plan.name, |status| {
+                (status.engine_seq, status.outbox, status.batch_seq) = progress;
+            });
         }
     }
 

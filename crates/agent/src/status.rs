@@ -42,8 +42,12 @@ pub struct SourceStatus {
     pub connected: bool,
     /// Where its events come from.
     pub events: Option<String>,
-    /// Last applied engine seq.
+    /// Last applied engine seq. This and the two below are told as they change, everything else several times a second.
     pub engine_seq: Option<u64>,
+    /// Changes that are in no batch yet, at most.
+    pub outbox: u64,
+    /// Seq of the last batch made in its lifetime: once a view has applied it, with an empty outbox, it has everything.
+    pub batch_seq: Option<u64>,
     /// Blocks in the mirror.
     pub blocks: u64,
     /// Batches not yet acknowledged.

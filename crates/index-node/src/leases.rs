@@ -13,8 +13,10 @@ use parking_lot::Mutex;
 use crate::metrics::Metrics;
 use crate::node::Node;
 
-/// How often the timers are looked at.
-const TICK: Duration = Duration::from_millis(200);
+/// The timers are looked at this many times a period, and at most and at least this often.
+const LOOKS_PER_PERIOD: u32 = 20;
+const TICK_LEAST: Duration = Duration::from_millis(50);
+const TICK_MOST: Duration = Duration::from_millis(500);
 /// A look that comes this late means that the process was paused or starved.
 const PAUSE: Duration = Duration::from_millis(1500);
 /// Without a quorum for this long nobody lapses.
@@ -113,9 +115,12 @@ impl Leases {
 pub(crate) async fn run(node: Weak<Node>) {
     let mut last_look = Instant::now();
     let mut leading_term = None;
+    let mut tick = TICK_LEAST;
     loop {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(tick).await;
         let Some(node) = node.upgrade() else { return };
+        let period = Duration::from_millis(node.config.lease_ms.into());
+        tick = (period / LOOKS_PER_PERIOD).clamp(TICK_LEAST, TICK_MOST);
         let now = Instant::now();
         let paused = now.duration_since(last_look) > PAUSE;
         last_look = now;

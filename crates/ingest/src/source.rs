@@ -282,6 +282,12 @@ impl Source {
         self.mirror.told[..self.config.tiers.len().min(self.mirror.told.len())].to_vec()
     }
 
+    /// How far it is: the last applied message of the engine, and an upper bound of the changes that no batch has yet.
+    #[must_use]
+    pub fn progress(&self) -> (Option<u64>, u64) {
+        (self.session.cursor().0.checked_sub(1), self.mirror.backlog() as u64)
+    }
+
     /// Figures for metrics.
     #[must_use]
     pub fn stats(&self) -> SourceStats {

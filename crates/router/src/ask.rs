@@ -33,6 +33,8 @@ pub(crate) struct Arrival {
     pub headers: HeaderMap,
     /// From where.
     pub peer: SocketAddr,
+    /// Whether its token ids are asked for.
+    pub wants_ids: bool,
 }
 
 /// A parsed request; borrows from its body.
@@ -160,11 +162,13 @@ pub(crate) async fn ask<'a>(
             })
             .inc();
     }
+    let ids = arrival.wants_ids.then(|| tokens.prompts.clone());
     let mut asked = Asked::chain(fleet, pool, adapter.unwrap_or_default(), &parsed.salt, tokens);
     if let Some(text) = text {
         asked.prefix = text.into_bytes();
     }
     asked.affinity = affinity(&arrival.headers, &parsed.fields)?;
+    asked.ids = ids;
     asked.max_tokens = parsed.fields.max_tokens;
     asked.policy = policy;
     asked.may_split = router.config.split && parsed.endpoint != Endpoint::Embeddings && asked.more.is_empty();

@@ -123,6 +123,12 @@ pub struct PoolConfig {
     pub tokenizer: String,
     /// Policy; empty for the cluster's or the router's.
     pub policy: String,
+    /// File with the chat template that its engines were started with (vLLM's `--chat-template`); empty for the model's.
+    pub chat_template: String,
+    /// Whether its engines take a chat template from a request (vLLM's `--trust-request-chat-template`).
+    pub trust_request_chat_template: bool,
+    /// Template variables of its engines for every request (vLLM's `--default-chat-template-kwargs`).
+    pub default_chat_template_kwargs: serde_json::Map<String, serde_json::Value>,
     /// Options of the policy.
     pub options: std::collections::BTreeMap<String, toml::Value>,
 }
@@ -381,6 +387,11 @@ drain_grace_ms = 30000
 # name = "my-model"
 # tokenizer = "/models/my-model"
 # policy = "kv"
+# How its engines were started, where that isn't by default: vLLM's --chat-template (a file), --trust-request-chat-template
+# and --default-chat-template-kwargs. They decide a chat's tokens.
+# chat_template = "/etc/cairn/my-model.jinja"
+# trust_request_chat_template = false
+# default_chat_template_kwargs = { enable_thinking = false }
 
 # Tenants: their clients' cache_salt is replaced by one that no other tenant can make.
 # [[tenant]]

@@ -39,6 +39,8 @@ pub(crate) struct Asked<'a> {
     pub key_source: KeySource,
     /// Why they aren't whole.
     pub degraded: Option<Degraded>,
+    /// Token ids of each prompt as far as they are known, where somebody wants to see them.
+    pub ids: Option<Vec<Vec<u32>>>,
     /// What steers affinity only.
     pub affinity: Vec<u8>,
     /// The prompt's text, for policies that look at it.
@@ -103,6 +105,7 @@ impl<'a> Asked<'a> {
             prompt_tokens,
             key_source,
             degraded: tokens.degraded,
+            ids: None,
             affinity: Vec::new(),
             prefix: tokens.text.into_bytes(),
             max_tokens: None,

@@ -169,6 +169,7 @@ async fn answer(router: Arc<Router>, request: Request<Incoming>, peer: SocketAdd
         endpoint,
         headers: parts.headers,
         peer,
+        wants_ids: false,
     };
     match walk::request(&router, guard, arrival, body).await {
         Ok(response) => response,

@@ -1,5 +1,6 @@
 //! What operators ask of a router: metrics, status, decisions, explanations. Guarded by a token, or by loopback alone.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -158,18 +159,20 @@ async fn explain(
         Some("completions") => Some(Endpoint::Completions),
         Some(_) | None => None,
     };
+    let wanted = Wanted::read(parts.uri.query().unwrap_or_default())?;
     let arrival = Arrival {
         at: std::time::Instant::now(),
         endpoint,
         headers: parts.headers.clone(),
         peer,
+        wants_ids: wanted.token_ids,
     };
     let mut parsed = ask::parse(router, &arrival, &scanned)?;
     let fleet = router.fleet.load_full();
     let (pool, adapter) = ask::pool_of(&fleet, parsed.fields.model.as_deref())?;
     let mut asked = ask::ask(router, &fleet, pool, adapter, &mut parsed, &arrival).await?;
-    if let Some(name) = wanted_policy(parts.uri.query().unwrap_or_default())? {
-        asked.policy = Some(name);
+    if wanted.policy.is_some() {
+        asked.policy = wanted.policy;
     }
     let overlaps = asked.overlap(router);
     let record = {
@@ -181,32 +184,58 @@ async fn explain(
     value["degraded"] = json!(asked.degraded.map(crate::tokenize::Degraded::as_str));
     value["applied_index"] = json!(router.view.applied());
     value["view_age_ms"] = json!(router.view.age_ms());
+    if let Some(ids) = &asked.ids {
+        value["token_ids"] = json!(ids);
+    }
     why::add(router, &fleet, &Named::of(router, &asked), &record, &mut value);
     Ok(value)
 }
 
-/// The policy that the operator wants to see decide.
-fn wanted_policy(query: &str) -> Result<Option<String>, ApiError> {
-    let mut wanted = None;
-    for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
-        if key != "policy" {
-            return Err(ApiError::invalid(
-                "unknown_parameter",
-                "unknown parameter; there is policy",
-            ));
-        }
-        let policy = cairn_routing::PolicyConfig::by_name(&value);
-        let policy = policy.map_err(|error| ApiError::invalid("unknown_policy", error.to_string()))?;
-        wanted = Some(policy.name().to_string());
-    }
-    Ok(wanted)
+/// What an operator wants to see of a request.
+#[derive(Default)]
+struct Wanted {
+    /// The policy that is to decide it.
+    policy: Option<String>,
+    /// Whether its token ids are to be shown.
+    token_ids: bool,
 }
 
-/// Says for each candidate without credit why that is.
+impl Wanted {
+    fn read(query: &str) -> Result<Self, ApiError> {
+        let mut wanted = Self::default();
+        for (key, value) in url::form_urlencoded::parse(query.as_bytes()) {
+            match &*key {
+                "policy" => {
+                    let policy = cairn_routing::PolicyConfig::by_name(&value)
+                        .map_err(|error| ApiError::invalid("unknown_policy", error.to_string()))?;
+                    wanted.policy = Some(policy.name().to_string());
+                }
+                "token_ids" => {
+                    wanted.token_ids = value.parse().map_err(|_| {
+                        ApiError::invalid("invalid_value", "token_ids must be true or false").at("token_ids")
+                    })?;
+                }
+                _ => {
+                    return Err(ApiError::invalid(
+                        "unknown_parameter",
+                        "unknown parameter; there are policy and token_ids",
+                    ));
+                }
+            }
+        }
+        Ok(wanted)
+    }
+}
+
 /// The router as it sees itself and its engines.
 pub(crate) fn status(router: &Router) -> Value {
     let fleet = router.fleet.load();
     let now = router.now();
+    let applied_seqs: HashMap<String, u64> = {
+        let state = router.view.state.read();
+        let sources = state.registry().sources.values();
+        sources.map(|source| (source.name.clone(), source.seq.0)).collect()
+    };
     let routing = router.routing.lock();
     let workers: Vec<Value> = fleet
         .workers()
@@ -235,6 +264,7 @@ pub(crate) fn status(router: &Router) -> Value {
                 "why_not": why_not,
                 "pool": pool.name,
                 "source": worker.source,
+                "applied_seq": applied_seqs.get(&worker.source),
                 "role": format!("{:?}", worker.spec.role).to_lowercase(),
                 "health": health,
                 "draining": worker.draining,

@@ -141,8 +141,8 @@ fn load_tokenizers(router: &Arc<Router>, tasks: &mut JoinSet<()>) {
     let fleet = router.fleet.load();
     for pool in fleet.pools.iter().filter(|pool| pool.is_known()) {
         let slot = router.tokens_of(&pool.name);
-        let configured = router.config.pool.iter().find(|own| own.name == pool.name);
-        let own = configured
+        let started = router.config.pool.iter().find(|own| own.name == pool.name);
+        let own = started
             .map(|own| own.tokenizer.as_str())
             .filter(|folder| !folder.is_empty());
         let configured = own.unwrap_or(&router.config.tokenizer).to_owned();
@@ -150,8 +150,10 @@ fn load_tokenizers(router: &Arc<Router>, tasks: &mut JoinSet<()>) {
         if !slot.is_due(&source) {
             continue;
         }
+        let started = started.cloned().unwrap_or_default();
         tasks.spawn(async move {
-            let loading = tokio::task::spawn_blocking(move || slot.load(&source.0, source.1.as_deref(), &source.2));
+            let (folder, root, models) = source;
+            let loading = tokio::task::spawn_blocking(move || slot.load(&folder, root.as_deref(), &models, &started));
             if loading.await.is_err() {
                 tracing::error!("loading a tokenizer failed");
             }

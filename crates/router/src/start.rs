@@ -166,6 +166,15 @@ fn check_sources(config: &Config) -> Result<(), ConfigError> {
             return Err(ConfigError::new(&field, problem));
         }
     }
+    for (i, pool) in config.pool.iter().enumerate() {
+        if !pool.chat_template.is_empty() && !std::path::Path::new(&pool.chat_template).is_file() {
+            let problem = format!(
+                "{:?} is no file; name the one that the engines' --chat-template names",
+                pool.chat_template
+            );
+            return Err(ConfigError::new(&format!("pool[{i}].chat_template"), problem));
+        }
+    }
     Ok(())
 }
 

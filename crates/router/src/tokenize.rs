@@ -12,9 +12,10 @@ use cairn_tokens::{ChatRequest, ModelTokens, Pipeline, PromptEnd};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+use crate::config::PoolConfig;
 use crate::error::ApiError;
 
-use find::find;
+use find::{find, options_of};
 pub(crate) use job::Job;
 
 /// Text up to this length is encoded where the request runs: under 2 ms at the fast encoder's 30 MB/s, cold.
@@ -194,13 +195,16 @@ impl PoolTokens {
         due
     }
 
-    /// Looks for the tokenizer of a model and loads it; blocks on files.
-    pub(crate) fn load(&self, configured: &str, root: Option<&str>, models: &[String]) {
+    /// Looks for the tokenizer of a model and loads it as `pool` says that its engines were started; blocks on files.
+    pub(crate) fn load(&self, configured: &str, root: Option<&str>, models: &[String], pool: &PoolConfig) {
         let _one_at_a_time = self.loading.lock();
         if self.loaded.load().is_some() {
             return;
         }
-        let (source, loaded) = find(configured, root, models);
+        let (source, loaded) = match options_of(pool) {
+            Ok(options) => find(configured, root, models, &options),
+            Err(why) => (String::new(), Err(why)),
+        };
         let text = match loaded {
             Ok(tokens) => {
                 let said = match tokens.pipeline() {
@@ -401,7 +405,7 @@ mod tests {
     #[tokio::test]
     async fn prompts_are_encoded_inline_or_beside_the_reactor_alike() {
         let slot = PoolTokens::default();
-        slot.load(EMBEDDED_ROOT, None, &[]);
+        slot.load(EMBEDDED_ROOT, None, &[], &PoolConfig::default());
         let budget = Budget {
             base: Duration::from_secs(1),
             per_kib: Duration::from_millis(1),
@@ -421,7 +425,7 @@ mod tests {
     #[tokio::test]
     async fn a_prompt_far_too_long_is_refused_by_its_length_alone() {
         let slot = PoolTokens::default();
-        slot.load(EMBEDDED_ROOT, None, &[]);
+        slot.load(EMBEDDED_ROOT, None, &[], &PoolConfig::default());
         let budget = Budget {
             base: Duration::from_millis(50),
             per_kib: Duration::from_micros(400),

@@ -17,6 +17,8 @@ pub(super) struct Outlet {
     /// Batches between two spans.
     span_every: u64,
     sent: u64,
+    /// The last batch made.
+    pub(super) made: Option<(Incarnation, Seq)>,
     /// The batch whose span is open until its acknowledgement.
     traced: Option<(Incarnation, Seq, Span)>,
     grown: Grown,
@@ -55,6 +57,7 @@ impl Outlet {
             batches: around.uplink.outgoing().clone(),
             span_every,
             sent: 0,
+            made: None,
             traced: None,
             grown: Grown::default(),
         }
@@ -84,6 +87,7 @@ impl Outlet {
                 )
             });
             self.sent += 1;
+            self.made = self.made.max(Some((batch.incarnation, batch.seq)));
             let traceparent = traced.as_ref().and_then(propagation::of_span).filter(|c| c.sampled);
             let outgoing = Outgoing {
                 stream: self.stream,

@@ -34,6 +34,9 @@ pub struct ExplainArgs {
     /// Policy to decide by instead of the pool's own.
     #[arg(long, requires = "body")]
     policy: Option<String>,
+    /// Show the token ids that the router makes of it, a list for each prompt.
+    #[arg(long, requires = "body")]
+    token_ids: bool,
     /// File with the router's operator token.
     #[arg(long, value_name = "FILE", env = "CAIRN_OPERATOR_TOKEN_FILE")]
     token: Option<PathBuf>,
@@ -59,10 +62,12 @@ pub fn run(args: ExplainArgs) -> anyhow::Result<()> {
     let decision = match (&args.body, &args.request) {
         (Some(file), _) => {
             let body = read_body(file)?;
-            let query = args.policy.as_ref().map(|p| format!("?policy={p}")).unwrap_or_default();
+            let policy = args.policy.as_ref().map(|name| format!("policy={name}"));
+            let token_ids = args.token_ids.then(|| "token_ids=true".to_owned());
+            let query: Vec<String> = policy.into_iter().chain(token_ids).collect();
             super::block_on(ask_http::json_from(
                 Method::POST,
-                &format!("{router}/cairn/explain{query}"),
+                &format!("{router}/cairn/explain?{}", query.join("&")),
                 token,
                 tls_ca,
                 body,
@@ -114,6 +119,11 @@ fn print(decision: &Value) {
         text("policy")
     ));
     output::line(format!("chosen: worker {}: {}", text("chosen"), text("reason")));
+    if let Some(prompts) = decision.get("token_ids").and_then(Value::as_array) {
+        for ids in prompts {
+            output::line(format!("token ids: {ids}"));
+        }
+    }
     output::line("");
     let columns = [
         ("worker", "WORKER"),

@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::soft::Group;
 
 /// Heartbeat of a quiet feed; followers are promised one every 250 ms.
-const IDLE_EVERY: Duration = Duration::from_millis(150);
+const IDLE_EVERY: Duration = Duration::from_millis(200);
 /// Command bytes of one frame.
 const FRAME_BYTES: usize = 512 << 10;
 /// Frames that wait for the wire, of one follower.

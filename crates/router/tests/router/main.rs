@@ -3,6 +3,7 @@
 
 mod client;
 mod engine;
+mod explain;
 mod faults;
 mod hostile;
 mod index;
