@@ -165,10 +165,7 @@ async fn open_ops(
         })),
         before_scrape: None,
     };
-    let guard = credentials.operators_guard(address)?.map(|(tls, token)| OpsGuard {
-        tls,
-        admits: Box::new(move |sent| token.matches_header(sent)),
-    });
+    let guard = credentials.operators_guard(address)?.map(OpsGuard::from);
     serve_ops(address, state, guard)
         .await
         .map_err(|source| StartError::Listen { address, source })

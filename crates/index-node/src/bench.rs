@@ -1,33 +1,52 @@
-//! Measures the replicated path: three durable nodes in one process, sources that store and remove chains, and a router's
-//! view that follows the feed, applies it and says when each batch became visible.
+//! Measures the replicated path: durable nodes, each a process of its own, sources that store and remove chains, and a
+//! router's view that follows the feed, applies it and says when each batch became visible.
 //!
-//! Sources and view have threads of their own, whose CPU is reported apart from that of the nodes.
+//! Sources and view have threads of their own in this process. Nodes are looked at from outside: what they say over gRPC
+//! and on their operators' ports, and what the system says of their CPU and memory.
 
 mod cluster;
 mod gauge;
 mod load;
+mod node;
+mod source;
 mod view;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use cairn_index::Op;
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use crate::Config;
 use cluster::Cluster;
 use load::{Load, Phase};
 
 /// How long the cluster may take to form, and any phase to drain.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Pause between two looks at the nodes.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Half of the rate that is promised: what is visible in time is measured there, or at half of what was reached where
+/// that is less.
+const HALF_OF_THE_MARK: f64 = 1e6;
+
+/// Starts an index node with this configuration as a process of its own, which ends when its standard input does.
+pub type StartNode = fn(&Config) -> std::io::Result<Child>;
+
+/// What each source of a trace told, in batches.
+pub type Told = Vec<Vec<Vec<Op>>>;
 
 /// What is run.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the nodes' data go; must be empty and on the disk to be measured.
     pub dir: PathBuf,
+    /// Starts a node.
+    pub start: StartNode,
     /// Index nodes.
     pub nodes: usize,
     /// Sources that push at once.
@@ -40,6 +59,8 @@ pub struct Options {
     pub phase: Duration,
     /// How long a follower is away while writes go on; it isn't stopped where absent.
     pub away: Option<Duration>,
+    /// What sources of a trace told: pushed at last, for its bytes.
+    pub told: Told,
 }
 
 /// What came out.
@@ -47,14 +68,24 @@ pub struct Options {
 pub struct Report {
     /// Block changes (stored and removed) per second at full rate, until every node had applied them.
     pub changes_per_s: f64,
-    /// From when a batch was due to its entry applied in a router's view, at half the full rate.
+    /// Block changes per second at which visibility was measured: half of the mark, or of what was reached if that is less.
+    pub visible_at_changes_per_s: f64,
+    /// From when a batch was due to its entry applied in a router's view, at that rate, while every node makes a snapshot.
     pub visible_p50_ms: f64,
     /// The same, 99th percentile.
     pub visible_p99_ms: f64,
+    /// The same at half of what was reached.
+    pub visible_p99_ms_at_half_reached: f64,
     /// Longest time that making a snapshot kept writes waiting.
     pub snapshot_stall_ms_max: f64,
     /// Command bytes per block change.
     pub bytes_per_change: f64,
+    /// Block changes of the trace.
+    pub trace_changes: Option<u64>,
+    /// Command bytes per block change of the trace.
+    pub trace_bytes_per_change: Option<f64>,
+    /// Block changes of the trace per second, until every node had applied them.
+    pub trace_changes_per_s: Option<f64>,
     /// CPU of all nodes together for each block change, at full rate.
     pub node_cpu_ns_per_change: f64,
     /// CPU of the sources for each block change, at full rate.
@@ -73,7 +104,7 @@ pub struct Report {
     pub snapshot_rss_ratio: f64,
     /// From the connection of an empty view to its being exact.
     pub view_cold_start_s: f64,
-    /// Opening a stopped node's log and snapshot.
+    /// A killed node's start: its log and snapshot read, until it answers.
     pub restore_s: Option<f64>,
     /// How long that node was away, in seconds.
     pub away_s: Option<f64>,
@@ -108,6 +139,16 @@ struct Shared {
     latencies: Mutex<Vec<Duration>>,
 }
 
+impl Shared {
+    /// Changes that the view has seen, and the bytes of their commands.
+    fn seen(&self) -> (u64, u64) {
+        (
+            self.seen.load(Ordering::Relaxed),
+            self.seen_bytes.load(Ordering::Relaxed),
+        )
+    }
+}
+
 /// Runs the benchmark.
 ///
 /// # Errors
@@ -121,15 +162,25 @@ pub async fn run(options: Options) -> Result<Report, BenchError> {
     cluster.level(&shared).await?;
 
     let mut report = Report {
-        memberships: cluster.memberships(),
+        memberships: cluster.memberships().await?,
         ..Report::default()
     };
     full_rate(&options, &cluster, &mut load, &shared, &mut report).await?;
     let half = report.changes_per_s / 2.0;
-    half_rate(&options, &cluster, &mut load, &shared, half, &mut report).await?;
+    report.visible_at_changes_per_s = half.min(HALF_OF_THE_MARK);
+    let rate = report.visible_at_changes_per_s;
+    let (p50, p99) = paced(&options, &cluster, &mut load, &shared, rate, &mut report).await?;
+    (report.visible_p50_ms, report.visible_p99_ms) = (p50, p99);
+    if half > rate {
+        (_, report.visible_p99_ms_at_half_reached) =
+            paced(&options, &cluster, &mut load, &shared, half, &mut report).await?;
+    } else {
+        report.visible_p99_ms_at_half_reached = p99;
+    }
+    report.snapshot_stall_ms_max = cluster.snapshot_stall_ms_max().await?;
     if let (Some(away), true) = (options.away, options.nodes > 2) {
         report.away_s = Some(away.as_secs_f64());
-        absence(&mut cluster, &mut load, &shared, half, away, &mut report).await?;
+        absence(&mut cluster, &mut load, &shared, rate, away, &mut report).await?;
         cluster.level(&shared).await?;
     }
     following.abort();
@@ -138,8 +189,10 @@ pub async fn run(options: Options) -> Result<Report, BenchError> {
     let following = view::spawn(cluster.followed_address(), fresh.clone());
     cluster.level(&fresh).await?;
     report.view_cold_start_s = begun.elapsed().as_secs_f64();
+    if !options.told.is_empty() {
+        told(options.told, &cluster, &fresh, &mut report).await?;
+    }
     following.abort();
-    cluster.stop().await;
     Ok(report)
 }
 
@@ -150,13 +203,10 @@ async fn full_rate(
     shared: &Arc<Shared>,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let (seen, bytes) = (
-        shared.seen.load(Ordering::Relaxed),
-        shared.seen_bytes.load(Ordering::Relaxed),
-    );
+    let (seen, bytes) = shared.seen();
     shared.changes.store(0, Ordering::Relaxed);
     let slowdown = gauge::Slowdown::start();
-    let (process, view) = (gauge::process_cpu(), shared.view_cpu_ns.load(Ordering::Relaxed));
+    let (nodes, view) = (cluster.cpu(), shared.view_cpu_ns.load(Ordering::Relaxed));
     let begun = Instant::now();
     let loading = load.run(Phase::Push {
         rate: None,
@@ -165,34 +215,29 @@ async fn full_rate(
     let load_cpu = loading.await?;
     cluster.level(shared).await?;
     let elapsed = begun.elapsed();
-    let process = gauge::process_cpu().saturating_sub(process);
+    let node_cpu = cluster.cpu().saturating_sub(nodes);
     let view_cpu = shared.view_cpu_ns.load(Ordering::Relaxed) - view;
-    let (slowdown, gauge_cpu) = slowdown.stop();
+    report.slowdown = slowdown.stop();
     let changes = shared.changes.load(Ordering::Relaxed).max(1) as f64;
-    let seen = shared.seen.load(Ordering::Relaxed) - seen;
-    let node_cpu = process
-        .saturating_sub(load_cpu)
-        .saturating_sub(gauge_cpu)
-        .saturating_sub(Duration::from_nanos(view_cpu));
+    let (seen_after, bytes_after) = shared.seen();
     report.changes_per_s = changes / elapsed.as_secs_f64();
-    report.bytes_per_change = (shared.seen_bytes.load(Ordering::Relaxed) - bytes) as f64 / seen.max(1) as f64;
+    report.bytes_per_change = (bytes_after - bytes) as f64 / (seen_after - seen).max(1) as f64;
     report.node_cpu_ns_per_change = node_cpu.as_nanos() as f64 / changes;
     report.load_cpu_ns_per_change = load_cpu.as_nanos() as f64 / changes;
     report.view_cpu_ns_per_change = view_cpu as f64 / changes;
     report.changes_per_node_core_s = 1e9 / report.node_cpu_ns_per_change.max(f64::MIN_POSITIVE);
-    report.slowdown = slowdown;
     Ok(())
 }
 
-/// Latency at a rate, with a snapshot of every node in the middle.
-async fn half_rate(
+/// Visibility at a rate in milliseconds, median and 99th percentile, with a snapshot of every node in the middle.
+async fn paced(
     options: &Options,
     cluster: &Cluster,
     load: &mut Load,
     shared: &Arc<Shared>,
     rate: f64,
     report: &mut Report,
-) -> Result<(), BenchError> {
+) -> Result<(f64, f64), BenchError> {
     let snapshots = async {
         tokio::time::sleep(options.phase / 4).await;
         cluster.snapshots().await
@@ -203,7 +248,9 @@ async fn half_rate(
     });
     let (pushed, taken) = tokio::join!(pushing, snapshots);
     pushed?;
-    (report.snapshot_s_max, report.snapshot_rss_ratio) = taken?;
+    let (longest, ratio) = taken?;
+    report.snapshot_s_max = report.snapshot_s_max.max(longest);
+    report.snapshot_rss_ratio = report.snapshot_rss_ratio.max(ratio);
     cluster.level(shared).await?;
     let mut latencies = std::mem::take(&mut *shared.latencies.lock());
     shared.sent.lock().clear();
@@ -214,13 +261,10 @@ async fn half_rate(
             .get((last as f64 * share) as usize)
             .map_or(0.0, |d| d.as_secs_f64() * 1e3)
     };
-    report.visible_p50_ms = percentile(0.5);
-    report.visible_p99_ms = percentile(0.99);
-    report.snapshot_stall_ms_max = cluster.snapshot_stall_ms_max();
-    Ok(())
+    Ok((percentile(0.5), percentile(0.99)))
 }
 
-/// One follower is stopped, stays away and comes back, while writes go on.
+/// One follower is killed, stays away and comes back, while writes go on.
 async fn absence(
     cluster: &mut Cluster,
     load: &mut Load,
@@ -243,5 +287,20 @@ async fn absence(
     let (restore, catch_up) = returned?;
     report.restore_s = Some(restore.as_secs_f64());
     report.catch_up_s = Some(catch_up.as_secs_f64());
+    Ok(())
+}
+
+/// What the sources of a trace told, as fast as it goes.
+async fn told(told: Told, cluster: &Cluster, shared: &Arc<Shared>, report: &mut Report) -> Result<(), BenchError> {
+    let (seen, bytes) = shared.seen();
+    let begun = Instant::now();
+    let mut load = Load::telling(told, cluster.leader_address(), shared.clone());
+    load.run(Phase::Fill).await?;
+    cluster.level(shared).await?;
+    let (seen_after, bytes_after) = shared.seen();
+    let changes = seen_after - seen;
+    report.trace_changes = Some(changes);
+    report.trace_bytes_per_change = Some((bytes_after - bytes) as f64 / changes.max(1) as f64);
+    report.trace_changes_per_s = Some(changes as f64 / begun.elapsed().as_secs_f64());
     Ok(())
 }

@@ -210,10 +210,7 @@ async fn serve(
     node: &Arc<Node>,
     credentials: &Credentials,
 ) -> Result<OpsServer, StartError> {
-    let guard = credentials.operators_guard(ops)?.map(|(tls, token)| OpsGuard {
-        tls,
-        admits: Box::new(move |sent| token.matches_header(sent)),
-    });
+    let guard = credentials.operators_guard(ops)?.map(OpsGuard::from);
     let (ready, scraped) = (Arc::downgrade(node), Arc::downgrade(node));
     let state = OpsState {
         registry,
@@ -298,39 +295,6 @@ impl Running {
     #[must_use]
     pub fn member(&self) -> v1::Member {
         self.node.own_member()
-    }
-
-    /// Longest time that making a snapshot kept writes waiting, in microseconds.
-    #[must_use]
-    pub fn snapshot_stall_us_max(&self) -> u64 {
-        self.node.consensus.snapshot_stall_us_max()
-    }
-
-    /// Last applied entry, and the digest of the state after it.
-    #[must_use]
-    pub fn applied_digest(&self) -> (u64, u64) {
-        let read = |state: &cairn_index::IndexState| (state.applied().0, state.digest().0);
-        self.node.consensus.read(read)
-    }
-
-    /// Blocks that all holders together hold.
-    #[must_use]
-    pub fn held_blocks(&self) -> u64 {
-        self.node.held().1
-    }
-
-    /// Where the current snapshot stands, 0 for none.
-    #[must_use]
-    pub fn snapshot_index(&self) -> u64 {
-        self.node.consensus.view().snapshot
-    }
-
-    /// Asks for a snapshot of the state now.
-    ///
-    /// # Errors
-    /// The node has stopped.
-    pub async fn snapshot(&self) -> Result<(), String> {
-        self.node.consensus.snapshot().await.map_err(|error| error.to_string())
     }
 
     /// Ends streams, leaves the group for now, closes the store.

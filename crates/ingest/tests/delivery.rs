@@ -9,12 +9,6 @@ use cairn_index::{Batch, BatchOutcome, Command, Confidence, Incarnation, LogInde
 use cairn_ingest::{AuditOutcome, CheckpointError, Effect, EngineEvent, Source};
 use rig::{Options, Rig, batch, offload, remove, store, tokens};
 
-fn rig() -> Rig {
-    let mut rig = Rig::new(&Options::default());
-    rig.fresh(0);
-    rig
-}
-
 /// A store of `n` blocks as one chain of its own.
 fn chain(i: u64, n: u32) -> EngineEvent {
     let list: Vec<u64> = (0..u64::from(n)).map(|j| i << 32 | j).collect();
@@ -49,7 +43,7 @@ fn feed(rig: &mut Rig, seq: u64, events: Vec<EngineEvent>) {
 
 #[test]
 fn neighbouring_blocks_leave_in_one_op() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(1, 100)]);
     feed(
         &mut rig,
@@ -76,7 +70,7 @@ fn neighbouring_blocks_leave_in_one_op() {
 
 #[test]
 fn what_cancels_out_does_not_leave() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(1, 50), drop_chain(1, 50)]);
     assert_eq!(take(&mut rig), []);
     assert_eq!(rig.members[0].source.stats().blocks, 0);
@@ -84,7 +78,7 @@ fn what_cancels_out_does_not_leave() {
 
 #[test]
 fn unanswered_batches_are_bounded_and_changes_coalesce_meanwhile() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     for i in 0..200 {
         feed(&mut rig, i, vec![chain(i, 1_000)]);
         if i >= 100 {
@@ -118,7 +112,7 @@ fn feed_later(rig: &mut Rig, _i: u64) {
 
 #[test]
 fn an_index_that_is_away_for_long_costs_no_more_than_what_is_held() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     for i in 0..2_000u64 {
         let mut events = vec![chain(i, 100)];
         if i >= 10 {
@@ -137,7 +131,7 @@ fn an_index_that_is_away_for_long_costs_no_more_than_what_is_held() {
 
 #[test]
 fn a_refused_order_is_sent_again_from_the_expected_seq() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     for i in 0..3 {
         feed(&mut rig, i, vec![chain(i, 4_000)]);
     }
@@ -159,7 +153,7 @@ fn a_refused_order_is_sent_again_from_the_expected_seq() {
 
 #[test]
 fn an_order_that_cannot_be_met_begins_a_new_lifetime() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(0, 4)]);
     let batches = take(&mut rig);
     ack(&mut rig, &batches[0], &BatchOutcome::OutOfOrder { expected: Seq(900) });
@@ -172,7 +166,7 @@ fn an_order_that_cannot_be_met_begins_a_new_lifetime() {
 
 #[test]
 fn a_fenced_source_stops() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(0, 4)]);
     let batches = take(&mut rig);
     ack(
@@ -194,7 +188,7 @@ fn a_fenced_source_stops() {
 
 #[test]
 fn a_lost_connection_sends_what_has_no_answer_again() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     for i in 0..2 {
         feed(&mut rig, i, vec![chain(i, 4_000)]);
     }
@@ -207,7 +201,7 @@ fn a_lost_connection_sends_what_has_no_answer_again() {
 
 #[test]
 fn an_anchor_that_the_index_does_not_know_is_told_again_from_the_root() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(1, 8)]);
     let first = take(&mut rig);
     ack(&mut rig, &first[0], &applied());
@@ -237,7 +231,7 @@ fn an_anchor_that_the_index_does_not_know_is_told_again_from_the_root() {
 
 #[test]
 fn a_block_below_a_hole_names_its_way_from_what_the_index_knows() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     let all = tokens(0, 96);
     rig.live(0, batch(0, vec![store(&[1, 2, 3, 4, 5], None, &all[..80], 16)]));
     rig.live(0, batch(1, vec![remove(&[2])]));
@@ -252,7 +246,7 @@ fn a_block_below_a_hole_names_its_way_from_what_the_index_knows() {
 
 #[test]
 fn drift_found_by_an_audit_repairs_itself_from_the_mirror() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     rig.live(0, batch(0, vec![chain(1, 40), offload(&[1 << 32])]));
     assert_eq!(rig.audit(0), AuditOutcome::Equal);
     // Somebody else's mistake: the index loses the source's blocks.
@@ -367,7 +361,7 @@ fn an_agent_restart_is_not_an_engine_restart() {
 #[test]
 fn a_checkpoint_that_is_older_than_the_index_ends_in_a_full_repair() {
     let options = Options::default();
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     rig.live(0, batch(0, vec![chain(1, 10)]));
     let bytes = rig.members[0].source.checkpoint();
     rig.live(0, batch(1, vec![chain(2, 10), drop_chain(1, 10)]));
@@ -391,7 +385,7 @@ fn a_checkpoint_that_is_older_than_the_index_ends_in_a_full_repair() {
 #[test]
 fn a_damaged_checkpoint_is_refused_with_its_reason() {
     let options = Options::default();
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     rig.live(
         0,
         batch(0, vec![store(&[1, 2, 3], None, &tokens(0, 12), 4), chain(2, 10)]),
@@ -418,7 +412,7 @@ fn a_damaged_checkpoint_is_refused_with_its_reason() {
 
 #[test]
 fn a_checkpoint_holds_no_salt_and_no_tokens_of_full_blocks() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     let mut salted = rig::stored(&[1, 2], None, &tokens(0x0a0b_0c00, 32), 16);
     salted.cache_salt = Some("canary-salt".into());
     salted.adapter = Some("canary-adapter".into());

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use auth::{ClientAuth, ServerAuth, Token};
 pub use channel::AuthChannel;
 pub use link_local::{is_link_local, names_link_local};
-pub use tls::PemPair;
+pub use tls::{Admits, PemPair};
 
 /// Shortest accepted cluster token in bytes: 16 random bytes can't be guessed online.
 pub const TOKEN_BYTES_MIN: usize = 16;

@@ -304,10 +304,7 @@ async fn open_ops(router: &Arc<Router>, credentials: &Credentials) -> Result<Opt
         status: Some(Box::new(move || operator::status(&for_status).to_string())),
         before_scrape: Some(Box::new(move || operator::refresh(&for_scrape))),
     };
-    let guard = credentials.operators_guard(address)?.map(|(tls, token)| OpsGuard {
-        tls,
-        admits: Box::new(move |sent| token.matches_header(sent)),
-    });
+    let guard = credentials.operators_guard(address)?.map(OpsGuard::from);
     let ops = serve_ops(address, state, guard)
         .await
         .map_err(|source| StartError::Bind {

@@ -38,6 +38,12 @@ pub struct OpsGuard {
     pub admits: Admits,
 }
 
+impl From<(Arc<rustls::ServerConfig>, Admits)> for OpsGuard {
+    fn from((tls, admits): (Arc<rustls::ServerConfig>, Admits)) -> Self {
+        Self { tls, admits }
+    }
+}
+
 /// What the port answers from.
 pub struct OpsState {
     /// The process's metrics.

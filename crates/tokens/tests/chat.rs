@@ -305,7 +305,7 @@ fn hostile_templates_run_out_of_work_soon_and_deep_input_is_no_panic() {
             "{name}: {refused:?}"
         );
     }
-    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
     let mut deep = json!(1);
     for _ in 0..120 {
         deep = json!([deep]);

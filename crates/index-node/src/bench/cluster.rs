@@ -4,13 +4,12 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::net::TcpListener;
+use cairn_proto::HeldPort;
 
-use super::{BenchError, Options, PATIENCE, Shared, failed, gauge};
-use crate::{Config, PeerConfig, Running, start_on};
+use super::node::Node;
+use super::{BenchError, LOOK_EVERY, Options, PATIENCE, Shared, failed, gauge};
+use crate::{Config, PeerConfig};
 
-/// Pause between two looks at the nodes.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A follower that is this many entries behind is level: what the leader has on its way to it.
 const LEVEL_ENTRIES: u64 = 16;
 /// Silence before an election: a busy machine keeps nodes waiting that share its cores with the load.
@@ -20,80 +19,78 @@ const LEASE_MS: u32 = 300_000;
 
 /// The nodes, of which one leads all the time.
 pub(super) struct Cluster {
-    nodes: Vec<Option<Running>>,
-    configs: Vec<Config>,
-    addresses: Vec<SocketAddr>,
+    nodes: Vec<Node>,
     leader: usize,
 }
 
 impl Cluster {
     pub(super) async fn start(options: &Options) -> Result<Self, BenchError> {
-        let (mut listeners, mut peers, mut addresses) = (Vec::new(), Vec::new(), Vec::new());
-        for id in 1..=options.nodes as u64 {
-            let listener = TcpListener::bind("127.0.0.1:0").await.map_err(failed)?;
-            let address = listener.local_addr().map_err(failed)?;
-            peers.push(PeerConfig {
+        let hold = || HeldPort::hold(0).map_err(failed);
+        let ports: Vec<[HeldPort; 2]> = (0..options.nodes)
+            .map(|_| Ok([hold()?, hold()?]))
+            .collect::<Result<_, BenchError>>()?;
+        let peers: Vec<PeerConfig> = (1u64..)
+            .zip(&ports)
+            .map(|(id, [grpc, _])| PeerConfig {
                 id,
-                address: address.to_string(),
-            });
-            addresses.push(address);
-            listeners.push(listener);
-        }
-        let (mut nodes, mut configs) = (Vec::new(), Vec::new());
-        for (peer, listener) in peers.iter().zip(listeners) {
+                address: grpc.address().to_string(),
+            })
+            .collect();
+        let nodes = (1u64..).zip(ports).map(|(id, ports)| {
             let config = Config {
                 cluster: "bench".to_owned(),
-                node_id: peer.id,
-                data_dir: options.dir.join(format!("node-{}", peer.id)),
+                node_id: id,
+                listen: ports[0].address(),
+                ops_listen: Some(ports[1].address()),
+                data_dir: options.dir.join(format!("node-{id}")),
                 peers: peers.clone(),
                 election_ms: ELECTION_MS,
                 lease_ms: LEASE_MS,
                 ..Config::default()
             };
-            configs.push(config.clone());
-            nodes.push(Some(start_on(config, listener).await.map_err(failed)?));
-        }
+            Node::start(config, options.start, ports)
+        });
         let mut cluster = Self {
-            nodes,
-            configs,
-            addresses,
+            nodes: nodes.collect::<Result<_, _>>()?,
             leader: 0,
         };
         cluster.leader = cluster.find_leader().await?;
+        for node in &cluster.nodes {
+            node.ready().await?;
+        }
         Ok(cluster)
     }
 
     async fn find_leader(&self) -> Result<usize, BenchError> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
-            let leads = |node: &Option<Running>| {
-                node.as_ref()
-                    .is_some_and(|n| n.ready().is_ok() && n.member().role == "leader")
-            };
-            if let Some(leader) = self.nodes.iter().position(leads) {
-                return Ok(leader);
+            for (at, node) in self.nodes.iter().enumerate() {
+                if node.stand().await.is_some_and(|stand| stand.leads) {
+                    return Ok(at);
+                }
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(LOOK_EVERY).await;
         }
         Err(failed("no leader was found"))
     }
 
     pub(super) fn leader_address(&self) -> SocketAddr {
-        self.addresses[self.leader]
+        self.nodes[self.leader].address()
     }
 
     /// A node that isn't the leader, where there is one, and never the one that goes away.
     pub(super) fn followed_address(&self) -> SocketAddr {
-        self.addresses[(self.leader + 1) % self.addresses.len()]
+        self.nodes[(self.leader + 1) % self.nodes.len()].address()
     }
 
     /// Blocks that the leader knows to be held.
-    pub(super) fn memberships(&self) -> u64 {
-        self.nodes[self.leader].as_ref().map_or(0, Running::held_blocks)
+    pub(super) async fn memberships(&self) -> Result<u64, BenchError> {
+        self.nodes[self.leader].metric("cairn_index_blocks").await
     }
 
-    fn all(&self) -> impl Iterator<Item = &Running> {
-        self.nodes.iter().flatten()
+    /// CPU that all nodes' processes have had.
+    pub(super) fn cpu(&self) -> Duration {
+        self.nodes.iter().filter_map(Node::pid).map(gauge::cpu_of).sum()
     }
 
     /// Waits until every node and the view have applied all that the leader has, and compares what they have.
@@ -101,13 +98,16 @@ impl Cluster {
         let begun = Instant::now();
         let mut found = Vec::new();
         while begun.elapsed() < PATIENCE {
-            found = self.all().map(Running::applied_digest).collect();
+            found.clear();
+            for node in &self.nodes {
+                found.extend(node.stand().await.map(|stand| (stand.applied, stand.digest)));
+            }
             found.push((
                 shared.view_at.load(Ordering::Acquire),
                 shared.view_digest.load(Ordering::Acquire),
             ));
             let (applied, digest) = found[0];
-            if found.iter().all(|each| each.0 == applied) {
+            if found.len() > self.nodes.len() && found.iter().all(|each| each.0 == applied) {
                 if found.iter().all(|each| each.1 == digest) {
                     return Ok(());
                 }
@@ -121,60 +121,46 @@ impl Cluster {
         Err(failed(format!("the nodes and the view didn't become level: {found:?}")))
     }
 
-    /// A snapshot of every node, one after the other: longest duration in seconds, and growth of memory against one
-    /// node's share of this process, which holds a copy for each node and one for the view.
+    /// A snapshot of every node, one after the other: longest duration in seconds, and most growth of a node's memory.
     pub(super) async fn snapshots(&self) -> Result<(f64, f64), BenchError> {
         let (mut longest, mut ratio) = (0f64, 1f64);
-        for node in self.all() {
-            let taking = async {
-                let before = node.snapshot_index();
-                let begun = Instant::now();
-                node.snapshot().await.map_err(failed)?;
-                while node.snapshot_index() == before {
-                    if begun.elapsed() > PATIENCE {
-                        return Err(failed("a snapshot didn't end"));
-                    }
-                    tokio::time::sleep(LOOK_EVERY).await;
-                }
-                Ok(begun.elapsed().as_secs_f64())
-            };
-            let (taken, grown) = gauge::growth(taking).await;
-            longest = longest.max(taken?);
-            ratio = ratio.max(1.0 + (grown - 1.0) * (self.nodes.len() + 1) as f64);
+        for node in &self.nodes {
+            let Some(pid) = node.pid() else { continue };
+            let begun = Instant::now();
+            let (taken, grown) = gauge::growth(pid, node.snapshot()).await;
+            taken?;
+            longest = longest.max(begun.elapsed().as_secs_f64());
+            ratio = ratio.max(grown);
         }
         Ok((longest, ratio))
     }
 
-    pub(super) fn snapshot_stall_ms_max(&self) -> f64 {
-        let longest = self.all().map(Running::snapshot_stall_us_max).max().unwrap_or(0);
-        longest as f64 / 1e3
+    pub(super) async fn snapshot_stall_ms_max(&self) -> Result<f64, BenchError> {
+        let mut longest = 0;
+        for node in &self.nodes {
+            longest = longest.max(node.metric("cairn_index_snapshot_stall_us").await?);
+        }
+        Ok(longest as f64 / 1e3)
     }
 
-    /// Stops a follower for a while: how long opening its data took, and how long until it was level with the leader.
+    /// Kills a follower for a while: how long its start on its data took, and how long until it was level with the leader.
     pub(super) async fn leave_and_return(&mut self, away: Duration) -> Result<(Duration, Duration), BenchError> {
         let gone = (self.leader + 2) % self.nodes.len();
-        if let Some(node) = self.nodes[gone].take() {
-            node.stop().await;
-        }
+        self.nodes[gone].kill();
         tokio::time::sleep(away).await;
-        let listener = TcpListener::bind(self.addresses[gone]).await.map_err(failed)?;
         let begun = Instant::now();
-        let node = start_on(self.configs[gone].clone(), listener).await.map_err(failed)?;
-        let restored = begun.elapsed();
-        self.nodes[gone] = Some(node);
-        let applied = |at: usize| self.nodes[at].as_ref().map_or(0, |node| node.applied_digest().0);
+        self.nodes[gone].go_on()?;
+        let (back, leader) = (&self.nodes[gone], &self.nodes[self.leader]);
+        let mut restored = None;
         while begun.elapsed() < PATIENCE {
-            if applied(gone) + LEVEL_ENTRIES >= applied(self.leader) {
-                return Ok((restored, begun.elapsed()));
+            if let (Some(at), Some(leads)) = (back.stand().await, leader.stand().await) {
+                let restored = *restored.get_or_insert_with(|| begun.elapsed());
+                if at.applied + LEVEL_ENTRIES >= leads.applied {
+                    return Ok((restored, begun.elapsed()));
+                }
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
         Err(failed("the follower that was away didn't catch up"))
-    }
-
-    pub(super) async fn stop(self) {
-        for node in self.nodes.into_iter().flatten() {
-            node.stop().await;
-        }
     }
 }

@@ -90,7 +90,7 @@ fn apply(state: &mut IndexState, entry: &v1::Entry, shared: &Shared) {
     let mut sent = shared.sent.lock();
     for batch in batches {
         let changes = batch.ops.iter().map(|op| match op {
-            Op::Store { keys, .. } => keys.len() as u64,
+            Op::Store { keys, skip, .. } => keys.len() as u64 - u64::from(*skip),
             Op::Remove { count, .. } => u64::from(*count),
             Op::Clear { .. } | Op::Confidence(_) => 0,
         });

@@ -1,6 +1,6 @@
 //! Operators' calls.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cairn_index::{Command, Confidence, LeaseState, Tier, WorkerId};
 use cairn_proto::{limits, v1};
@@ -13,6 +13,12 @@ use crate::peers::{FORWARDED, forwarded};
 
 /// How long a follower waits for the leader's status before it answers by itself.
 const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a snapshot may take: a hundred million memberships on a slow disk.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(120);
+/// Pause between two looks whether it is there.
+const SNAPSHOT_LOOK: Duration = Duration::from_millis(5);
+/// Looks after which it is asked for again.
+const SNAPSHOT_LOOKS: u32 = 200;
 
 #[tonic::async_trait]
 impl v1::admin_server::Admin for Service {
@@ -37,6 +43,29 @@ impl v1::admin_server::Admin for Service {
             members: self.members_now().await,
             workers: self.workers_now(),
         }))
+    }
+
+    async fn snapshot(&self, _request: Request<v1::SnapshotRequest>) -> Result<Response<v1::SnapshotReply>, Status> {
+        let consensus = &self.node.consensus;
+        let wanted = consensus.view().applied;
+        let begun = Instant::now();
+        let mut looks = 0u32;
+        loop {
+            let index = consensus.view().snapshot;
+            if index >= wanted {
+                return Ok(Response::new(v1::SnapshotReply { index }));
+            }
+            if begun.elapsed() > SNAPSHOT_PATIENCE {
+                return Err(Status::deadline_exceeded("the snapshot isn't on disk yet; it goes on"));
+            }
+            // One that was being made already may stand before what is wanted: then another one is asked for.
+            if looks.is_multiple_of(SNAPSHOT_LOOKS) {
+                let asked = consensus.snapshot().await;
+                asked.map_err(|error| Status::unavailable(error.to_string()))?;
+            }
+            looks += 1;
+            tokio::time::sleep(SNAPSHOT_LOOK).await;
+        }
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainReply>, Status> {

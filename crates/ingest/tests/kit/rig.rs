@@ -57,6 +57,18 @@ impl Default for Options {
 }
 
 impl Rig {
+    /// One engine that has just started, seen from its first message on.
+    pub fn with_defaults() -> Self {
+        let mut rig = Self::new(&Options::default());
+        rig.fresh(0);
+        rig
+    }
+
+    /// Refusals of the first engine's events for one reason.
+    pub fn refused(&self, reason: cairn_ingest::RefusalReason) -> u64 {
+        self.members[0].source.stats().refused.get(reason)
+    }
+
     pub fn new(options: &Options) -> Self {
         let mut rig = Self {
             index: IndexState::new(),

@@ -85,6 +85,9 @@ pub(super) fn authorities(path: &Path) -> Result<Vec<u8>, SecurityError> {
     Ok(pem)
 }
 
+/// Judges the value of an `authorization` header.
+pub type Admits = Box<dyn Fn(&[u8]) -> bool + Send + Sync>;
+
 impl Credentials {
     /// A rustls server configuration for ports that don't speak gRPC; `None` where TLS is off.
     ///
@@ -94,19 +97,23 @@ impl Credentials {
         self.server_pem().map(|pair| pair.rustls_config(alpn)).transpose()
     }
 
-    /// What guards an HTTP port for operators on `address`: TLS and the token beyond loopback, nothing on it.
+    /// What guards an HTTP port for operators on `address`: TLS, and who is let in by an `authorization` header with the
+    /// token, beyond loopback; nothing on it.
     ///
     /// # Errors
     /// [`SecurityError::OpenPort`] beyond loopback without both, [`SecurityError::Tls`].
     pub fn operators_guard(
         &self,
         address: std::net::SocketAddr,
-    ) -> Result<Option<(Arc<rustls::ServerConfig>, super::Token)>, SecurityError> {
+    ) -> Result<Option<(Arc<rustls::ServerConfig>, Admits)>, SecurityError> {
         if address.ip().is_loopback() {
             return Ok(None);
         }
         match (self.rustls_server_config(&[b"http/1.1"])?, self.token()) {
-            (Some(tls), Some(token)) => Ok(Some((tls, token.clone()))),
+            (Some(tls), Some(token)) => {
+                let token = token.clone();
+                Ok(Some((tls, Box::new(move |sent| token.matches_header(sent)))))
+            }
             (_, _) => Err(SecurityError::OpenPort {
                 address: address.to_string(),
                 missing: "cluster_token_file, tls_cert_file and tls_key_file".to_owned(),
