@@ -9,6 +9,7 @@
 //! cut at once and its memory is reused.
 
 mod arena;
+mod bits;
 mod change;
 mod holes;
 mod lookup;

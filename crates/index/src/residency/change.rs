@@ -216,15 +216,15 @@ impl Residency {
         let mut has_holes = slot.is_ok_and(|at| run.shares[at].holes());
         if start > old_cut {
             let holes = self.holes.entry((id, holder)).or_default();
-            self.gaps -= holes.gaps().len() as u64;
+            self.gaps -= holes.count() as u64;
             holes.add(old_cut, start, |_, _| {});
-            self.gaps += holes.gaps().len() as u64;
+            self.gaps += holes.count() as u64;
             has_holes = true;
         } else if has_holes {
             let holes = self.holes.get_mut(&(id, holder)).expect("the share is marked");
-            self.gaps -= holes.gaps().len() as u64;
+            self.gaps -= holes.count() as u64;
             holes.fill(start, end.min(old_cut), &mut newly);
-            self.gaps += holes.gaps().len() as u64;
+            self.gaps += holes.count() as u64;
             if holes.is_empty() {
                 self.holes.remove(&(id, holder));
                 has_holes = false;
@@ -263,6 +263,11 @@ impl Residency {
     ///
     /// Nothing happens where the holder doesn't hold `key` at `depth`; blocks above it that it doesn't hold are passed over.
     pub fn remove(&mut self, holder: HolderId, key: BlockKey, depth: Depth, count: u32) -> Removed {
+        if count == 1 && self.state(holder).is_some() {
+            if let Some(place) = self.only_place(key, depth.0) {
+                return place.map_or_else(Removed::default, |spot| self.remove_one(holder, spot));
+            }
+        }
         let Some(mut spot) = self.locate(holder, key, depth.0) else {
             return Removed::default();
         };
@@ -294,12 +299,43 @@ impl Residency {
             }
             spot = next;
         }
-        // A cursor is only ever at a run that the holder has a share of, so it never outlives the run.
-        let shared = self.runs.get(spot.run).share(holder).is_ok();
-        if let Some(state) = self.state_mut(holder).filter(|_| shared) {
-            state.last[Cursor::Removal as usize] = spot.run;
+        self.removed_from(holder, spot.run);
+        Removed { blocks }
+    }
+
+    /// Like [`Residency::remove`] for the one block just above a place, which the holder may lack.
+    fn remove_one(&mut self, holder: HolderId, spot: Spot) -> Removed {
+        let start = spot.offset - 1;
+        let run = self.runs.get(spot.run);
+        // The next block is that above, which may lie in another run; found before this one may go.
+        let next = if start > 0 || run.parent == RunId::NONE {
+            spot.run
+        } else {
+            run.parent
+        };
+        let inside = run.len != spot.offset;
+        let stretch = Stretch {
+            run: spot.run,
+            start,
+            end: spot.offset,
+        };
+        let blocks = self.unhold(holder, stretch);
+        if blocks > 0 {
+            if inside {
+                self.runs.middle.answered();
+            }
+            self.removed_from(holder, next);
         }
         Removed { blocks }
+    }
+
+    /// The holder's next removal is likely to concern that run.
+    fn removed_from(&mut self, holder: HolderId, run: RunId) {
+        // A cursor is only ever at a run that the holder has a share of, so it never outlives the run.
+        let shared = self.runs.get(run).share(holder).is_ok();
+        if let Some(state) = self.state_mut(holder).filter(|_| shared) {
+            state.last[Cursor::Removal as usize] = run;
+        }
     }
 
     /// The holder holds nothing of a stretch any more; gives the number of its blocks that it held.
@@ -321,13 +357,14 @@ impl Residency {
         let mut has_holes = share.holes();
         if has_holes || end < old_cut {
             let holes = self.holes.entry((id, holder)).or_default();
-            self.gaps -= holes.gaps().len() as u64;
+            self.gaps -= holes.count() as u64;
             holes.add(start, end, |start, end| {
                 removed += end - start;
                 sum = sum.wrapping_add(self.runs.mix(run, start, end));
             });
-            cut = holes.cut(old_cut);
-            self.gaps += holes.gaps().len() as u64;
+            // Only what reaches the end can move it.
+            cut = if end == old_cut { holes.cut(old_cut) } else { old_cut };
+            self.gaps += holes.count() as u64;
             has_holes = !holes.is_empty();
             if !has_holes {
                 self.holes.remove(&(id, holder));
@@ -379,7 +416,7 @@ impl Residency {
             self.shares -= 1;
             if share.holes() {
                 let holes = self.holes.remove(&(id, holder)).unwrap_or_default();
-                self.gaps -= holes.gaps().len() as u64;
+                self.gaps -= holes.count() as u64;
             }
             self.runs.trim(id);
         }

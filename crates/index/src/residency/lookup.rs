@@ -3,13 +3,13 @@
 use cairn_blocks::{BlockKey, Depth};
 
 use super::Residency;
-use super::arena::CHUNK_KEYS;
+use super::arena::{CHUNK_KEYS, ChunkId};
 use super::run::{RunId, Share};
 use super::runs::Spot;
 use crate::HolderId;
 
 /// Changes whose blocks are read ahead together: what they read stays near until it is used.
-pub const READ_AHEAD: usize = 16;
+pub const READ_AHEAD: usize = 32;
 
 /// Holders with neighbouring ids are looked at so many at a time, as vectors.
 const NEIGHBOURS: usize = 8;
@@ -146,6 +146,43 @@ impl Residency {
 
     /// The place just after a block that the holder holds.
     pub(super) fn locate(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
+        match self.only_place(key, depth) {
+            Some(place) => {
+                let spot = place.filter(|spot| self.holds(holder, *spot))?;
+                self.count_inside(holder, spot);
+                Some(spot)
+            }
+            None => self.search(holder, key, depth),
+        }
+    }
+
+    /// The place just after a block, whoever holds it, or that there is none. Gives nothing where no table of all keys
+    /// tells, or where it names several places: every copy must choose alike then, with a table or without.
+    #[inline]
+    pub(super) fn only_place(&self, key: BlockKey, depth: u32) -> Option<Option<Spot>> {
+        let table = self.runs.middle.table()?;
+        let (mut found, mut places) = (None, 0);
+        table.find(key, |run| {
+            let spot = self.runs.spot_of(run, key, depth);
+            places += u32::from(spot.is_some());
+            found = spot.or(found);
+            false
+        });
+        (places <= 1).then_some(found)
+    }
+
+    /// Counts an answer of the table of all keys that was worth its while: other tables find the end of a share.
+    #[inline]
+    fn count_inside(&mut self, holder: HolderId, spot: Spot) {
+        let run = self.runs.get(spot.run);
+        let inside = run.share(holder).is_ok_and(|at| spot.offset < run.shares[at].cut());
+        if inside {
+            self.runs.middle.answered();
+        }
+    }
+
+    /// [`Residency::locate`] where no table of all keys answers.
+    fn search(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
         let state = self.state(holder)?;
         let checked = |run: RunId| {
             let spot = self.runs.spot_of(run, key, depth)?;
@@ -167,7 +204,12 @@ impl Residency {
         if found.is_some() {
             return found;
         }
-        self.locate_inside(holder, key, depth)
+        found = state.runs.runs().find_map(checked);
+        let passed = state.runs.len();
+        if !self.reads_ahead() && self.runs.middle.passed(passed, self.runs.known) {
+            self.runs.enter_some();
+        }
+        found
     }
 
     /// Whether [`Residency::read_ahead`] does anything now.
@@ -181,61 +223,65 @@ impl Residency {
     /// waits for memory overlap then. Done only where blocks inside runs are asked for often; changes nothing.
     pub fn read_ahead(&self, blocks: impl Iterator<Item = (HolderId, BlockKey, Depth)>) {
         let Some(table) = self.runs.middle.table() else { return };
-        let mut places = [(RunId::NONE, HolderId(0), 0usize); READ_AHEAD];
+        // In steps: a load of one step waits for one of the step before, and all loads of a step wait together.
+        let mut ahead = [Ahead::default(); READ_AHEAD];
         let mut count = 0;
-        for (place, (holder, key, depth)) in places.iter_mut().zip(blocks) {
-            *place = (table.guess(key).unwrap_or(RunId::NONE), holder, depth.0 as usize);
+        for (place, (holder, key, depth)) in ahead.iter_mut().zip(blocks) {
+            *place = Ahead {
+                run: table.guess(key).unwrap_or(RunId::NONE),
+                holder,
+                offset: depth.0,
+                chunk: None,
+            };
             count += 1;
         }
-        let places = &mut places[..count];
-        for (run, _, depth) in &mut *places {
-            // Now an offset, where the guess was right.
-            let base = self.runs.runs.get(run.0 as usize).map_or(0, |run| run.base as usize);
-            *depth = depth.wrapping_sub(base).wrapping_sub(1);
-        }
-        let mut seen = 0u64;
-        for (run, holder, offset) in &*places {
-            let Some(found) = self.runs.runs.get(run.0 as usize) else {
+        let ahead = &mut ahead[..count];
+        let mut seen = 0;
+        for place in &mut *ahead {
+            let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
                 continue;
             };
-            if let Some(chunk) = found.chunks.get(offset / CHUNK_KEYS) {
-                seen ^= self.runs.arena.chunk(*chunk)[offset % CHUNK_KEYS].0;
+            // Right where the guess was.
+            place.offset = place.offset.wrapping_sub(run.base).wrapping_sub(1);
+            seen ^= run.shares.len() as u64;
+        }
+        for place in &mut *ahead {
+            let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
+                continue;
+            };
+            place.chunk = run.chunks.get(place.offset as usize / CHUNK_KEYS).copied();
+            let share = run.share(place.holder).map_or(0, |at| run.shares[at].cut());
+            seen ^= u64::from(share);
+        }
+        for place in &*ahead {
+            if let Some(chunk) = place.chunk {
+                seen ^= self.runs.arena.chunk(chunk)[place.offset as usize % CHUNK_KEYS].0;
             }
-            seen ^= found.shares.len() as u64;
-            let holes = self.holes.get(&(*run, *holder)).and_then(|holes| holes.gaps().first());
-            seen ^= holes.map_or(0, |gap| u64::from(gap.0));
+            let holes = self.holes.get(&(place.run, place.holder));
+            seen ^= holes.map_or(0, |holes| holes.glance(place.offset as usize));
         }
         std::hint::black_box(seen);
     }
+}
 
-    /// Like [`Residency::locate`], for a block at none of the places where holders mostly change something.
-    fn locate_inside(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
-        let state = self.state(holder)?;
-        let checked = |run: RunId| {
-            let spot = self.runs.spot_of(run, key, depth)?;
-            self.holds(holder, spot).then_some(spot)
-        };
-        let Some(table) = self.runs.middle.table() else {
-            let found = state.runs.runs().find_map(checked);
-            let passed = state.runs.len();
-            if self.runs.middle.passed(passed, self.runs.known) {
-                self.runs.enter_some();
-            }
-            return found;
-        };
-        let (mut found, mut several) = (None, false);
-        table.find(key, |run| {
-            let spot = checked(run);
-            several |= found.is_some() && spot.is_some() && spot != found;
-            found = found.or(spot);
-            false
-        });
-        if several {
-            // Every copy must choose alike, with a table or without.
-            found = state.runs.runs().find_map(checked);
+/// What is known of a block that is read ahead.
+#[derive(Clone, Copy)]
+struct Ahead {
+    run: RunId,
+    holder: HolderId,
+    /// Its depth at first, its offset in the run once that is read.
+    offset: u32,
+    chunk: Option<ChunkId>,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            run: RunId::NONE,
+            holder: HolderId(0),
+            offset: 0,
+            chunk: None,
         }
-        self.runs.middle.answered();
-        found
     }
 }
 

@@ -75,12 +75,15 @@ impl Residency {
             out.number(share.holder().0)?;
             out.number(u64::from(share.cut()) << 1 | u64::from(share.holes()))?;
             if share.holes() {
-                let gaps = self.holes[&(id, share.holder())].gaps();
-                out.number(gaps.len() as u64)?;
-                for gap in gaps {
-                    out.number(gap.0)?;
-                    out.number(gap.1)?;
-                }
+                let holes = &self.holes[&(id, share.holder())];
+                out.number(holes.count() as u64)?;
+                let mut written = Ok(());
+                holes.each_gap(|start, end| {
+                    if written.is_ok() {
+                        written = out.number(start).and_then(|()| out.number(end));
+                    }
+                });
+                written?;
             }
         }
         Ok(())
@@ -184,7 +187,7 @@ impl Residency {
             if holes.is_empty() {
                 return Err(DecodeError::Invalid("a share without the gaps it announces"));
             }
-            self.gaps += holes.gaps().len() as u64;
+            self.gaps += holes.count() as u64;
         }
         let run = self.runs.get(id);
         let sum = self.runs.mix(run, 0, cut).wrapping_sub(missing.1);

@@ -58,6 +58,16 @@ impl KeyTable {
         })
     }
 
+    /// Reads where these keys are, or will be.
+    #[inline]
+    pub(super) fn read(&self, keys: &[BlockKey]) {
+        let Some(mask) = self.slots.len().checked_sub(1) else {
+            return;
+        };
+        let homes = keys.iter().map(|key| self.slots[self.home(tag(*key)) & mask]);
+        std::hint::black_box(homes.fold(0, |seen, slot| seen ^ slot));
+    }
+
     /// Adds an entry.
     pub(super) fn insert(&mut self, key: BlockKey, run: RunId) {
         // At most three quarters full, so that probing stays short.
