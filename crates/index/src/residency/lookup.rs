@@ -4,89 +4,85 @@ use cairn_blocks::{BlockKey, Depth};
 
 use super::Residency;
 use super::arena::{CHUNK_KEYS, ChunkId};
-use super::run::{RunId, Share};
+use super::run::{Run, RunId};
 use super::runs::Spot;
+use super::shares::Share;
 use crate::HolderId;
 
 /// Changes whose blocks are read ahead together: what they read stays near until it is used.
 pub const READ_AHEAD: usize = 32;
 
-/// Holders with neighbouring ids are looked at so many at a time, as vectors.
-const NEIGHBOURS: usize = 8;
-
 impl Residency {
     /// How many leading blocks of the chain `keys` each holder holds without a gap, by holder id.
     pub fn match_prefix(&self, keys: &[BlockKey], out: &mut Vec<u32>) {
         out.clear();
-        out.resize(self.holders.len(), 0);
-        let Some(&first) = keys.first() else { return };
-        let Some(mut id) = self.runs.first(first) else { return };
-        let mut base = 0u32;
-        loop {
-            let run = self.runs.get(id);
-            let rest = &keys[base as usize..];
-            let common = self.runs.common(run, 0, rest);
-            let mut go_on = false;
-            for shares in run.shares.chunks(NEIGHBOURS) {
-                go_on |= if base == 0 {
-                    self.begin(id, shares, common, out)
-                } else {
-                    self.deepen(id, shares, base, common, out)
-                };
-            }
-            base += common;
-            let Some(&next) = keys.get(base as usize) else { return };
-            if !go_on {
+        let first = keys.first().and_then(|&first| self.runs.first(first));
+        let Some(mut id) = first else {
+            out.resize(self.holders.len(), 0);
+            return;
+        };
+        let mut run = self.runs.get(id);
+        let mut base = self.runs.common(run, 0, keys);
+        let mut go_on = self.begin(id, run, base, out);
+        while let Some(&next) = keys.get(base as usize).filter(|_| go_on) {
+            let Some(child) = self.runs.child(id, base, next) else {
                 return;
-            }
-            match self.runs.child(id, base, next) {
-                Some(child) => id = child,
-                None => return,
-            }
+            };
+            id = child;
+            run = self.runs.get(id);
+            let common = self.runs.common(run, 0, &keys[base as usize..]);
+            go_on = self.deepen(id, run, base, common, out);
+            base += common;
         }
     }
 
-    /// Like [`Residency::deepen`] for the run that a chain begins with: nobody came anywhere before.
+    /// Fills in how many of the first `common` keys of the run that a chain begins with each holder has; gives whether
+    /// one of them may have all.
     #[inline]
-    fn begin(&self, id: RunId, shares: &[Share], common: u32, out: &mut [u32]) -> bool {
-        let mut all = false;
-        if let Some(depths) = neighbours(shares, out) {
-            for (depth, share) in depths.iter_mut().zip(shares) {
-                *depth = share.cut().min(common);
-                all |= share.cut() >= common;
-            }
-            return all;
+    fn begin(&self, id: RunId, run: &Run, common: u32, out: &mut Vec<u32>) -> bool {
+        let holders = self.holders.len();
+        if let Some(row) = run.shares.row().filter(|row| row.is_whole()) {
+            let first = holders.min(row.first() as usize);
+            out.resize(first, 0);
+            let ends = row.ends();
+            let ends = &ends[..ends.len().min(holders - first)];
+            out.extend(ends.iter().map(|&end| least(end, common)));
+            out.resize(holders, 0);
+            return true;
         }
-        for share in shares {
-            let held = self.whole_from(id, *share, 0);
+        out.resize(holders, 0);
+        let mut all = false;
+        for share in run.shares.iter() {
+            let held = least(self.whole_from(id, share, 0), common);
             if let Some(depth) = out.get_mut(share.holder().0 as usize) {
-                *depth = held.min(common);
+                *depth = held;
             }
-            all |= held >= common;
+            all |= held == common;
         }
         all
     }
 
-    /// Moves those of a few holders of a run that hold all above it on by what they hold of its first `common` keys; gives
+    /// Moves those holders of a run that hold all above it on by what they hold of its first `common` keys; gives
     /// whether one of them holds all of these.
     #[inline]
-    fn deepen(&self, id: RunId, shares: &[Share], base: u32, common: u32, out: &mut [u32]) -> bool {
+    fn deepen(&self, id: RunId, run: &Run, base: u32, common: u32, out: &mut [u32]) -> bool {
         // Without branches: whether a holder came this far is hard to guess where many share a run.
         let step = |depth: &mut u32, held: u32| {
-            let here = *depth == base;
-            *depth = if here { base + held.min(common) } else { *depth };
-            here & (held >= common)
+            let more = if *depth == base { least(held, common) } else { 0 };
+            *depth += more;
+            more == common
         };
         let mut all = false;
-        if let Some(depths) = neighbours(shares, out) {
-            for (depth, share) in depths.iter_mut().zip(shares) {
-                all |= step(depth, share.cut());
+        if let Some(row) = run.shares.row().filter(|row| row.is_whole()) {
+            let first = out.len().min(row.first() as usize);
+            for (depth, end) in out[first..].iter_mut().zip(row.ends()) {
+                all |= step(depth, *end);
             }
             return all;
         }
-        for share in shares {
+        for share in run.shares.iter() {
             if let Some(depth) = out.get_mut(share.holder().0 as usize) {
-                all |= step(depth, self.whole_from(id, *share, 0));
+                all |= step(depth, self.whole_from(id, share, 0));
             }
         }
         all
@@ -104,10 +100,10 @@ impl Residency {
             let run = self.runs.get(id);
             let common = self.runs.common(run, 0, &keys[base as usize..]);
             if base + common > reached {
-                let Ok(share) = run.share(holder) else {
+                let Some(share) = run.shares.find(holder) else {
                     return Depth(reached);
                 };
-                let held = self.whole_from(id, run.shares[share], reached - base).min(common);
+                let held = self.whole_from(id, share, reached - base).min(common);
                 if base + held <= reached {
                     return Depth(reached);
                 }
@@ -139,8 +135,9 @@ impl Residency {
     /// Whether the holder holds the block just above the place.
     fn holds(&self, holder: HolderId, spot: Spot) -> bool {
         let run = self.runs.get(spot.run);
-        let Ok(at) = run.share(holder) else { return false };
-        let share = run.shares[at];
+        let Some(share) = run.shares.find(holder) else {
+            return false;
+        };
         spot.offset <= share.cut() && !(share.holes() && self.holes[&(spot.run, holder)].has(spot.offset - 1))
     }
 
@@ -175,8 +172,8 @@ impl Residency {
     #[inline]
     fn count_inside(&mut self, holder: HolderId, spot: Spot) {
         let run = self.runs.get(spot.run);
-        let inside = run.share(holder).is_ok_and(|at| spot.offset < run.shares[at].cut());
-        if inside {
+        let share = run.shares.find(holder);
+        if share.is_some_and(|share| spot.offset < share.cut()) {
             self.runs.middle.answered();
         }
     }
@@ -250,8 +247,7 @@ impl Residency {
                 continue;
             };
             place.chunk = run.chunks.get(place.offset as usize / CHUNK_KEYS).copied();
-            let share = run.share(place.holder).map_or(0, |at| run.shares[at].cut());
-            seen ^= u64::from(share);
+            seen ^= run.shares.find(place.holder).map_or(0, |share| u64::from(share.cut()));
         }
         for place in &*ahead {
             if let Some(chunk) = place.chunk {
@@ -285,16 +281,10 @@ impl Default for Ahead {
     }
 }
 
-/// Where the depths of a few holders lie, if they have neighbouring ids, are enough for vectors and lack nothing.
+/// The smaller one of two numbers of blocks.
+///
+/// As signed numbers, which more processors compare as vectors; both are far below 2^31.
 #[inline]
-fn neighbours<'a>(shares: &[Share], out: &'a mut [u32]) -> Option<&'a mut [u32]> {
-    let shares: &[Share; NEIGHBOURS] = shares.try_into().ok()?;
-    let first = shares[0].holder().0 as usize;
-    let last = shares[NEIGHBOURS - 1].holder().0 as usize;
-    let whole = !shares.iter().fold(false, |holes, share| holes | share.holes());
-    if last - first == NEIGHBOURS - 1 && whole {
-        out.get_mut(first..=last)
-    } else {
-        None
-    }
+fn least(a: u32, b: u32) -> u32 {
+    (a as i32).min(b as i32) as u32
 }
