@@ -12,6 +12,7 @@ mod arena;
 mod bits;
 mod change;
 mod holes;
+mod huge;
 mod lookup;
 mod middle;
 mod row;

@@ -2,6 +2,7 @@
 
 use cairn_blocks::BlockKey;
 
+use super::huge::advise;
 use super::run::RunId;
 
 /// Slots that a table begins with.
@@ -82,7 +83,7 @@ impl KeyTable {
     pub(super) fn with_room_for(entries: usize) -> Self {
         let slots = (entries * 4).div_ceil(3).next_power_of_two().max(FIRST_SLOTS);
         Self {
-            slots: vec![0; slots],
+            slots: empty(slots),
             len: 0,
         }
     }
@@ -160,7 +161,7 @@ impl KeyTable {
             return None;
         }
         let mut table = Self {
-            slots: vec![0; slots],
+            slots: empty(slots),
             len: entries.len(),
         };
         for &(at, key, run) in entries {
@@ -197,11 +198,17 @@ impl KeyTable {
     }
 
     fn resize(&mut self, slots: usize) {
-        let old = std::mem::replace(&mut self.slots, vec![0; slots]);
+        let old = std::mem::replace(&mut self.slots, empty(slots));
         for slot in old.into_iter().filter(|&slot| slot != 0) {
             self.place(slot);
         }
     }
+}
+
+fn empty(slots: usize) -> Vec<u64> {
+    let slots = vec![0; slots];
+    advise(&slots);
+    slots
 }
 
 #[inline]
