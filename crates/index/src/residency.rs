@@ -9,12 +9,16 @@
 //! cut at once and its memory is reused.
 
 mod arena;
+mod bits;
 mod change;
 mod holes;
+mod huge;
 mod lookup;
 mod middle;
+mod row;
 mod run;
 mod runs;
+mod shares;
 mod stored;
 mod table;
 
@@ -237,11 +241,9 @@ impl Residency {
         }
         if let Some((before, key)) = state.moved[cursor as usize].replace((run, old)) {
             let found = self.runs.get(before);
-            let share = found.share(holder).expect("a run whose share moved still has it");
+            let share = found.shares.find(holder).expect("a run whose share moved still has it");
             state.runs.remove(key, before);
-            state
-                .runs
-                .insert(self.runs.key(found, found.shares[share].cut() - 1), before);
+            state.runs.insert(self.runs.key(found, share.cut() - 1), before);
         }
     }
 

@@ -3,8 +3,9 @@
 use cairn_blocks::{BlockKey, Depth};
 use smallvec::SmallVec;
 
-use super::run::{RunId, Share};
+use super::run::RunId;
 use super::runs::{Below, Spot};
+use super::shares::Share;
 use super::{Cursor, DEPTH_MAX, Removed, Residency, Stored};
 use crate::HolderId;
 
@@ -97,7 +98,7 @@ impl Residency {
         run.last == anchor
             && run.len > 0
             && run.base + run.len == depth
-            && run.share(holder).is_ok_and(|at| run.shares[at].cut() == run.len)
+            && run.shares.find(holder).is_some_and(|share| share.cut() == run.len)
             && matches!(
                 self.runs.below(
                     Some(Spot {
@@ -115,9 +116,9 @@ impl Residency {
     fn lengthen(&mut self, holder: HolderId, id: RunId, keys: &[BlockKey]) -> u32 {
         let run = self.runs.get_mut(id);
         let (old_end, old_len) = (run.last, run.len);
-        let slot = run.share(holder).expect("the caller found the share");
-        let share = run.shares[slot];
-        run.shares[slot] = Share::new(holder, old_len + keys.len() as u32, share.holes());
+        let share = run.shares.find(holder).expect("the caller found the share");
+        run.shares
+            .set(Share::new(holder, old_len + keys.len() as u32, share.holes()));
         self.runs.extend(id, keys);
         self.state_mut(holder)
             .expect("the caller checked the holder")
@@ -211,20 +212,20 @@ impl Residency {
             new_blocks += end - start;
             sum = sum.wrapping_add(self.runs.mix(run, start, end));
         };
-        let slot = run.share(holder);
-        let old_cut = slot.map_or(0, |at| run.shares[at].cut());
-        let mut has_holes = slot.is_ok_and(|at| run.shares[at].holes());
+        let share = run.shares.find(holder);
+        let old_cut = share.map_or(0, Share::cut);
+        let mut has_holes = share.is_some_and(Share::holes);
         if start > old_cut {
             let holes = self.holes.entry((id, holder)).or_default();
-            self.gaps -= holes.gaps().len() as u64;
+            self.gaps -= holes.count() as u64;
             holes.add(old_cut, start, |_, _| {});
-            self.gaps += holes.gaps().len() as u64;
+            self.gaps += holes.count() as u64;
             has_holes = true;
         } else if has_holes {
             let holes = self.holes.get_mut(&(id, holder)).expect("the share is marked");
-            self.gaps -= holes.gaps().len() as u64;
+            self.gaps -= holes.count() as u64;
             holes.fill(start, end.min(old_cut), &mut newly);
-            self.gaps += holes.gaps().len() as u64;
+            self.gaps += holes.count() as u64;
             if holes.is_empty() {
                 self.holes.remove(&(id, holder));
                 has_holes = false;
@@ -244,14 +245,9 @@ impl Residency {
         };
         state.digest.blocks += u64::from(new_blocks);
         state.digest.digest = state.digest.digest.wrapping_add(sum);
-        let share = Share::new(holder, cut, has_holes);
-        let shares = &mut self.runs.get_mut(id).shares;
-        match slot {
-            Ok(at) => shares[at] = share,
-            Err(at) => {
-                self.shares += 1;
-                shares.insert(at, share);
-            }
+        let new = Share::new(holder, cut, has_holes);
+        if share != Some(new) {
+            self.shares += u64::from(self.runs.get_mut(id).shares.set(new));
         }
         if let Some(old_end) = old_end {
             self.move_end(holder, Cursor::Store, id, old_end);
@@ -263,6 +259,11 @@ impl Residency {
     ///
     /// Nothing happens where the holder doesn't hold `key` at `depth`; blocks above it that it doesn't hold are passed over.
     pub fn remove(&mut self, holder: HolderId, key: BlockKey, depth: Depth, count: u32) -> Removed {
+        if count == 1 && self.state(holder).is_some() {
+            if let Some(place) = self.only_place(key, depth.0) {
+                return place.map_or_else(Removed::default, |spot| self.remove_one(holder, spot));
+            }
+        }
         let Some(mut spot) = self.locate(holder, key, depth.0) else {
             return Removed::default();
         };
@@ -294,12 +295,43 @@ impl Residency {
             }
             spot = next;
         }
-        // A cursor is only ever at a run that the holder has a share of, so it never outlives the run.
-        let shared = self.runs.get(spot.run).share(holder).is_ok();
-        if let Some(state) = self.state_mut(holder).filter(|_| shared) {
-            state.last[Cursor::Removal as usize] = spot.run;
+        self.removed_from(holder, spot.run);
+        Removed { blocks }
+    }
+
+    /// Like [`Residency::remove`] for the one block just above a place, which the holder may lack.
+    fn remove_one(&mut self, holder: HolderId, spot: Spot) -> Removed {
+        let start = spot.offset - 1;
+        let run = self.runs.get(spot.run);
+        // The next block is that above, which may lie in another run; found before this one may go.
+        let next = if start > 0 || run.parent == RunId::NONE {
+            spot.run
+        } else {
+            run.parent
+        };
+        let inside = run.len != spot.offset;
+        let stretch = Stretch {
+            run: spot.run,
+            start,
+            end: spot.offset,
+        };
+        let blocks = self.unhold(holder, stretch);
+        if blocks > 0 {
+            if inside {
+                self.runs.middle.answered();
+            }
+            self.removed_from(holder, next);
         }
         Removed { blocks }
+    }
+
+    /// The holder's next removal is likely to concern that run.
+    fn removed_from(&mut self, holder: HolderId, run: RunId) {
+        // A cursor is only ever at a run that the holder has a share of, so it never outlives the run.
+        let shared = self.runs.get(run).shares.find(holder).is_some();
+        if let Some(state) = self.state_mut(holder).filter(|_| shared) {
+            state.last[Cursor::Removal as usize] = run;
+        }
     }
 
     /// The holder holds nothing of a stretch any more; gives the number of its blocks that it held.
@@ -309,8 +341,9 @@ impl Residency {
             .as_mut()
             .expect("the caller checked the holder");
         let run = self.runs.get(id);
-        let Ok(slot) = run.share(holder) else { return 0 };
-        let share = run.shares[slot];
+        let Some(share) = run.shares.find(holder) else {
+            return 0;
+        };
         let (old_cut, end) = (share.cut(), end.min(share.cut()));
         if start >= end {
             return 0;
@@ -321,13 +354,14 @@ impl Residency {
         let mut has_holes = share.holes();
         if has_holes || end < old_cut {
             let holes = self.holes.entry((id, holder)).or_default();
-            self.gaps -= holes.gaps().len() as u64;
+            self.gaps -= holes.count() as u64;
             holes.add(start, end, |start, end| {
                 removed += end - start;
                 sum = sum.wrapping_add(self.runs.mix(run, start, end));
             });
-            cut = holes.cut(old_cut);
-            self.gaps += holes.gaps().len() as u64;
+            // Only what reaches the end can move it.
+            cut = if end == old_cut { holes.cut(old_cut) } else { old_cut };
+            self.gaps += holes.count() as u64;
             has_holes = !holes.is_empty();
             if !has_holes {
                 self.holes.remove(&(id, holder));
@@ -340,12 +374,14 @@ impl Residency {
         state.digest.blocks -= u64::from(removed);
         state.digest.digest = state.digest.digest.wrapping_sub(sum);
         if cut == old_cut {
-            self.runs.get_mut(id).shares[slot] = Share::new(holder, cut, has_holes);
+            if has_holes != share.holes() {
+                self.runs.get_mut(id).shares.set(Share::new(holder, cut, has_holes));
+            }
             return removed;
         }
         let old_end = self.runs.key(run, old_cut - 1);
         if cut > 0 {
-            self.runs.get_mut(id).shares[slot] = Share::new(holder, cut, has_holes);
+            self.runs.get_mut(id).shares.set(Share::new(holder, cut, has_holes));
             self.move_end(holder, Cursor::Removal, id, old_end);
         } else {
             let moved = state
@@ -359,7 +395,7 @@ impl Residency {
                 .iter_mut()
                 .filter(|last| **last == id)
                 .for_each(|last| *last = RunId::NONE);
-            self.runs.get_mut(id).shares.remove(slot);
+            self.runs.get_mut(id).shares.remove(holder);
             self.shares -= 1;
         }
         self.runs.trim(id);
@@ -372,14 +408,15 @@ impl Residency {
         let runs = std::mem::replace(state, super::HolderState::new()).runs;
         for id in runs.runs() {
             let run = self.runs.get_mut(id);
-            let slot = run
-                .share(holder)
+            let share = run
+                .shares
+                .find(holder)
                 .expect("the holder's table names the runs that it has a share of");
-            let share = run.shares.remove(slot);
+            run.shares.remove(holder);
             self.shares -= 1;
             if share.holes() {
                 let holes = self.holes.remove(&(id, holder)).unwrap_or_default();
-                self.gaps -= holes.gaps().len() as u64;
+                self.gaps -= holes.count() as u64;
             }
             self.runs.trim(id);
         }

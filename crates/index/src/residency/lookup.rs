@@ -3,90 +3,86 @@
 use cairn_blocks::{BlockKey, Depth};
 
 use super::Residency;
-use super::arena::CHUNK_KEYS;
-use super::run::{RunId, Share};
+use super::arena::{CHUNK_KEYS, ChunkId};
+use super::run::{Run, RunId};
 use super::runs::Spot;
+use super::shares::Share;
 use crate::HolderId;
 
 /// Changes whose blocks are read ahead together: what they read stays near until it is used.
-pub const READ_AHEAD: usize = 16;
-
-/// Holders with neighbouring ids are looked at so many at a time, as vectors.
-const NEIGHBOURS: usize = 8;
+pub const READ_AHEAD: usize = 32;
 
 impl Residency {
     /// How many leading blocks of the chain `keys` each holder holds without a gap, by holder id.
     pub fn match_prefix(&self, keys: &[BlockKey], out: &mut Vec<u32>) {
         out.clear();
-        out.resize(self.holders.len(), 0);
-        let Some(&first) = keys.first() else { return };
-        let Some(mut id) = self.runs.first(first) else { return };
-        let mut base = 0u32;
-        loop {
-            let run = self.runs.get(id);
-            let rest = &keys[base as usize..];
-            let common = self.runs.common(run, 0, rest);
-            let mut go_on = false;
-            for shares in run.shares.chunks(NEIGHBOURS) {
-                go_on |= if base == 0 {
-                    self.begin(id, shares, common, out)
-                } else {
-                    self.deepen(id, shares, base, common, out)
-                };
-            }
-            base += common;
-            let Some(&next) = keys.get(base as usize) else { return };
-            if !go_on {
+        let first = keys.first().and_then(|&first| self.runs.first(first));
+        let Some(mut id) = first else {
+            out.resize(self.holders.len(), 0);
+            return;
+        };
+        let mut run = self.runs.get(id);
+        let mut base = self.runs.common(run, 0, keys);
+        let mut go_on = self.begin(id, run, base, out);
+        while let Some(&next) = keys.get(base as usize).filter(|_| go_on) {
+            let Some(child) = self.runs.child(id, base, next) else {
                 return;
-            }
-            match self.runs.child(id, base, next) {
-                Some(child) => id = child,
-                None => return,
-            }
+            };
+            id = child;
+            run = self.runs.get(id);
+            let common = self.runs.common(run, 0, &keys[base as usize..]);
+            go_on = self.deepen(id, run, base, common, out);
+            base += common;
         }
     }
 
-    /// Like [`Residency::deepen`] for the run that a chain begins with: nobody came anywhere before.
+    /// Fills in how many of the first `common` keys of the run that a chain begins with each holder has; gives whether
+    /// one of them may have all.
     #[inline]
-    fn begin(&self, id: RunId, shares: &[Share], common: u32, out: &mut [u32]) -> bool {
-        let mut all = false;
-        if let Some(depths) = neighbours(shares, out) {
-            for (depth, share) in depths.iter_mut().zip(shares) {
-                *depth = share.cut().min(common);
-                all |= share.cut() >= common;
-            }
-            return all;
+    fn begin(&self, id: RunId, run: &Run, common: u32, out: &mut Vec<u32>) -> bool {
+        let holders = self.holders.len();
+        if let Some(row) = run.shares.row().filter(|row| row.is_whole()) {
+            let first = holders.min(row.first() as usize);
+            out.resize(first, 0);
+            let ends = row.ends();
+            let ends = &ends[..ends.len().min(holders - first)];
+            out.extend(ends.iter().map(|&end| least(end, common)));
+            out.resize(holders, 0);
+            return true;
         }
-        for share in shares {
-            let held = self.whole_from(id, *share, 0);
+        out.resize(holders, 0);
+        let mut all = false;
+        for share in run.shares.iter() {
+            let held = least(self.whole_from(id, share, 0), common);
             if let Some(depth) = out.get_mut(share.holder().0 as usize) {
-                *depth = held.min(common);
+                *depth = held;
             }
-            all |= held >= common;
+            all |= held == common;
         }
         all
     }
 
-    /// Moves those of a few holders of a run that hold all above it on by what they hold of its first `common` keys; gives
+    /// Moves those holders of a run that hold all above it on by what they hold of its first `common` keys; gives
     /// whether one of them holds all of these.
     #[inline]
-    fn deepen(&self, id: RunId, shares: &[Share], base: u32, common: u32, out: &mut [u32]) -> bool {
+    fn deepen(&self, id: RunId, run: &Run, base: u32, common: u32, out: &mut [u32]) -> bool {
         // Without branches: whether a holder came this far is hard to guess where many share a run.
         let step = |depth: &mut u32, held: u32| {
-            let here = *depth == base;
-            *depth = if here { base + held.min(common) } else { *depth };
-            here & (held >= common)
+            let more = if *depth == base { least(held, common) } else { 0 };
+            *depth += more;
+            more == common
         };
         let mut all = false;
-        if let Some(depths) = neighbours(shares, out) {
-            for (depth, share) in depths.iter_mut().zip(shares) {
-                all |= step(depth, share.cut());
+        if let Some(row) = run.shares.row().filter(|row| row.is_whole()) {
+            let first = out.len().min(row.first() as usize);
+            for (depth, end) in out[first..].iter_mut().zip(row.ends()) {
+                all |= step(depth, *end);
             }
             return all;
         }
-        for share in shares {
+        for share in run.shares.iter() {
             if let Some(depth) = out.get_mut(share.holder().0 as usize) {
-                all |= step(depth, self.whole_from(id, *share, 0));
+                all |= step(depth, self.whole_from(id, share, 0));
             }
         }
         all
@@ -104,10 +100,10 @@ impl Residency {
             let run = self.runs.get(id);
             let common = self.runs.common(run, 0, &keys[base as usize..]);
             if base + common > reached {
-                let Ok(share) = run.share(holder) else {
+                let Some(share) = run.shares.find(holder) else {
                     return Depth(reached);
                 };
-                let held = self.whole_from(id, run.shares[share], reached - base).min(common);
+                let held = self.whole_from(id, share, reached - base).min(common);
                 if base + held <= reached {
                     return Depth(reached);
                 }
@@ -139,13 +135,51 @@ impl Residency {
     /// Whether the holder holds the block just above the place.
     fn holds(&self, holder: HolderId, spot: Spot) -> bool {
         let run = self.runs.get(spot.run);
-        let Ok(at) = run.share(holder) else { return false };
-        let share = run.shares[at];
+        let Some(share) = run.shares.find(holder) else {
+            return false;
+        };
         spot.offset <= share.cut() && !(share.holes() && self.holes[&(spot.run, holder)].has(spot.offset - 1))
     }
 
     /// The place just after a block that the holder holds.
     pub(super) fn locate(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
+        match self.only_place(key, depth) {
+            Some(place) => {
+                let spot = place.filter(|spot| self.holds(holder, *spot))?;
+                self.count_inside(holder, spot);
+                Some(spot)
+            }
+            None => self.search(holder, key, depth),
+        }
+    }
+
+    /// The place just after a block, whoever holds it, or that there is none. Gives nothing where no table of all keys
+    /// tells, or where it names several places: every copy must choose alike then, with a table or without.
+    #[inline]
+    pub(super) fn only_place(&self, key: BlockKey, depth: u32) -> Option<Option<Spot>> {
+        let table = self.runs.middle.table()?;
+        let (mut found, mut places) = (None, 0);
+        table.find(key, |run| {
+            let spot = self.runs.spot_of(run, key, depth);
+            places += u32::from(spot.is_some());
+            found = spot.or(found);
+            false
+        });
+        (places <= 1).then_some(found)
+    }
+
+    /// Counts an answer of the table of all keys that was worth its while: other tables find the end of a share.
+    #[inline]
+    fn count_inside(&mut self, holder: HolderId, spot: Spot) {
+        let run = self.runs.get(spot.run);
+        let share = run.shares.find(holder);
+        if share.is_some_and(|share| spot.offset < share.cut()) {
+            self.runs.middle.answered();
+        }
+    }
+
+    /// [`Residency::locate`] where no table of all keys answers.
+    fn search(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
         let state = self.state(holder)?;
         let checked = |run: RunId| {
             let spot = self.runs.spot_of(run, key, depth)?;
@@ -167,7 +201,12 @@ impl Residency {
         if found.is_some() {
             return found;
         }
-        self.locate_inside(holder, key, depth)
+        found = state.runs.runs().find_map(checked);
+        let passed = state.runs.len();
+        if !self.reads_ahead() && self.runs.middle.passed(passed, self.runs.known) {
+            self.runs.enter_some();
+        }
+        found
     }
 
     /// Whether [`Residency::read_ahead`] does anything now.
@@ -181,74 +220,71 @@ impl Residency {
     /// waits for memory overlap then. Done only where blocks inside runs are asked for often; changes nothing.
     pub fn read_ahead(&self, blocks: impl Iterator<Item = (HolderId, BlockKey, Depth)>) {
         let Some(table) = self.runs.middle.table() else { return };
-        let mut places = [(RunId::NONE, HolderId(0), 0usize); READ_AHEAD];
+        // In steps: a load of one step waits for one of the step before, and all loads of a step wait together.
+        let mut ahead = [Ahead::default(); READ_AHEAD];
         let mut count = 0;
-        for (place, (holder, key, depth)) in places.iter_mut().zip(blocks) {
-            *place = (table.guess(key).unwrap_or(RunId::NONE), holder, depth.0 as usize);
+        for (place, (holder, key, depth)) in ahead.iter_mut().zip(blocks) {
+            *place = Ahead {
+                run: table.guess(key).unwrap_or(RunId::NONE),
+                holder,
+                offset: depth.0,
+                chunk: None,
+            };
             count += 1;
         }
-        let places = &mut places[..count];
-        for (run, _, depth) in &mut *places {
-            // Now an offset, where the guess was right.
-            let base = self.runs.runs.get(run.0 as usize).map_or(0, |run| run.base as usize);
-            *depth = depth.wrapping_sub(base).wrapping_sub(1);
-        }
-        let mut seen = 0u64;
-        for (run, holder, offset) in &*places {
-            let Some(found) = self.runs.runs.get(run.0 as usize) else {
+        let ahead = &mut ahead[..count];
+        let mut seen = 0;
+        for place in &mut *ahead {
+            let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
                 continue;
             };
-            if let Some(chunk) = found.chunks.get(offset / CHUNK_KEYS) {
-                seen ^= self.runs.arena.chunk(*chunk)[offset % CHUNK_KEYS].0;
+            // Right where the guess was.
+            place.offset = place.offset.wrapping_sub(run.base).wrapping_sub(1);
+            seen ^= run.shares.len() as u64;
+        }
+        for place in &mut *ahead {
+            let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
+                continue;
+            };
+            place.chunk = run.chunks.get(place.offset as usize / CHUNK_KEYS).copied();
+            seen ^= run.shares.find(place.holder).map_or(0, |share| u64::from(share.cut()));
+        }
+        for place in &*ahead {
+            if let Some(chunk) = place.chunk {
+                seen ^= self.runs.arena.chunk(chunk)[place.offset as usize % CHUNK_KEYS].0;
             }
-            seen ^= found.shares.len() as u64;
-            let holes = self.holes.get(&(*run, *holder)).and_then(|holes| holes.gaps().first());
-            seen ^= holes.map_or(0, |gap| u64::from(gap.0));
+            let holes = self.holes.get(&(place.run, place.holder));
+            seen ^= holes.map_or(0, |holes| holes.glance(place.offset as usize));
         }
         std::hint::black_box(seen);
     }
+}
 
-    /// Like [`Residency::locate`], for a block at none of the places where holders mostly change something.
-    fn locate_inside(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
-        let state = self.state(holder)?;
-        let checked = |run: RunId| {
-            let spot = self.runs.spot_of(run, key, depth)?;
-            self.holds(holder, spot).then_some(spot)
-        };
-        let Some(table) = self.runs.middle.table() else {
-            let found = state.runs.runs().find_map(checked);
-            let passed = state.runs.len();
-            if self.runs.middle.passed(passed, self.runs.known) {
-                self.runs.enter_some();
-            }
-            return found;
-        };
-        let (mut found, mut several) = (None, false);
-        table.find(key, |run| {
-            let spot = checked(run);
-            several |= found.is_some() && spot.is_some() && spot != found;
-            found = found.or(spot);
-            false
-        });
-        if several {
-            // Every copy must choose alike, with a table or without.
-            found = state.runs.runs().find_map(checked);
+/// What is known of a block that is read ahead.
+#[derive(Clone, Copy)]
+struct Ahead {
+    run: RunId,
+    holder: HolderId,
+    /// Its depth at first, its offset in the run once that is read.
+    offset: u32,
+    chunk: Option<ChunkId>,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self {
+            run: RunId::NONE,
+            holder: HolderId(0),
+            offset: 0,
+            chunk: None,
         }
-        self.runs.middle.answered();
-        found
     }
 }
 
-/// Where the depths of a few holders lie, if they have neighbouring ids, are enough for vectors and lack nothing.
+/// The smaller one of two numbers of blocks.
+///
+/// As signed numbers, which more processors compare as vectors; both are far below 2^31.
 #[inline]
-fn neighbours<'a>(shares: &[Share], out: &'a mut [u32]) -> Option<&'a mut [u32]> {
-    let shares: &[Share; NEIGHBOURS] = shares.try_into().ok()?;
-    let first = shares[0].holder().0 as usize;
-    let last = shares[NEIGHBOURS - 1].holder().0 as usize;
-    let whole = !shares.iter().fold(false, |holes, share| holes | share.holes());
-    if last - first == NEIGHBOURS - 1 && whole {
-        out.get_mut(first..=last)
-    } else {
-        None
-    }
+fn least(a: u32, b: u32) -> u32 {
+    (a as i32).min(b as i32) as u32
 }

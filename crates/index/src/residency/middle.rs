@@ -23,6 +23,9 @@ const CHANGES_PER_ANSWER: u64 = 32;
 /// Changes over which that is judged.
 const WINDOW: u64 = 16 << 10;
 
+/// Keys whose places are read before any of them is written, so that the waits for memory overlap.
+const TOGETHER: usize = 16;
+
 /// Runs by every key in them.
 #[derive(Clone, Default)]
 pub(super) struct Middle {
@@ -100,7 +103,10 @@ impl Middle {
             self.forget();
             return false;
         }
-        keys.iter().for_each(|key| self.table.insert(*key, run));
+        for keys in keys.chunks(TOGETHER) {
+            self.table.read(keys);
+            keys.iter().for_each(|key| self.table.insert(*key, run));
+        }
         true
     }
 
@@ -118,6 +124,7 @@ impl Middle {
     pub(super) fn went(&mut self, keys: &[BlockKey], run: RunId) {
         self.count(keys.len());
         if self.made && self.covers(run) {
+            self.table.read(keys);
             keys.iter().for_each(|key| self.table.take(*key, run));
         }
     }

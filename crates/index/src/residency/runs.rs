@@ -5,6 +5,7 @@ use cairn_blocks::BlockKey;
 use super::arena::{Arena, CHUNK_KEYS};
 use super::middle::{Middle, STEP_KEYS};
 use super::run::{Run, RunId};
+use super::shares::Shares;
 use super::table::KeyTable;
 use crate::{mix, mix_sum};
 
@@ -159,13 +160,26 @@ impl Runs {
         if last == keys[most as usize - 1] {
             return most;
         }
-        self.search(run, offset, &keys[..most as usize - 1])
+        let keys = &keys[..most as usize - 1];
+        // Where others have branched off, this chain may do so too.
+        let (mut low, mut high) = (0, keys.len());
+        let branch = run.child_max.wrapping_sub(offset) as usize;
+        if branch < keys.len() {
+            if self.key(run, run.child_max) == keys[branch] {
+                low = branch + 1;
+            } else {
+                high = branch;
+                if branch == 0 || self.key(run, run.child_max - 1) == keys[branch - 1] {
+                    return branch as u32;
+                }
+            }
+        }
+        self.search(run, offset, keys, low, high)
     }
 
-    /// The first of `keys` that differs from the run's, by narrowing down.
-    fn search(&self, run: &Run, offset: u32, keys: &[BlockKey]) -> u32 {
-        // Below `low` all are equal, from `high` on none is.
-        let (mut low, mut high) = (0, keys.len());
+    /// The first of `keys` that differs from the run's, by narrowing down: below `low` all are equal, from `high` on
+    /// none is.
+    fn search(&self, run: &Run, offset: u32, keys: &[BlockKey], mut low: usize, mut high: usize) -> u32 {
         while high - low > PROBES {
             let step = (high - low) / (PROBES + 1);
             let mut equal = 0;
@@ -222,7 +236,7 @@ impl Runs {
             siblings: Run::root_siblings(root),
             child_max: 0,
             chunks: smallvec::SmallVec::new(),
-            shares: smallvec::SmallVec::new(),
+            shares: Shares::default(),
         };
         if let Some(at) = at {
             let parent = self.get_mut(at.run);
@@ -276,15 +290,9 @@ impl Runs {
             if run.len == 0 {
                 return;
             }
-            let mut end = run.child_max;
+            let end = run.child_max.max(run.shares.longest());
             if end == run.len {
                 return;
-            }
-            for share in &run.shares {
-                if share.cut() == run.len {
-                    return;
-                }
-                end = end.max(share.cut());
             }
             if end > 0 {
                 self.truncate(id, end);
@@ -364,7 +372,7 @@ impl Runs {
         for chunk in std::mem::take(&mut run.chunks) {
             self.arena.release(chunk);
         }
-        run.shares = smallvec::SmallVec::new();
+        run.shares = Shares::default();
         self.heads.remove(head, id);
         self.free.push(id);
         if parent == RunId::NONE {

@@ -7,8 +7,9 @@ use std::io::{self, Read, Write};
 
 use cairn_blocks::BlockKey;
 
-use super::run::{Run, RunId, Share};
+use super::run::{Run, RunId};
 use super::runs::{Below, Spot};
+use super::shares::Share;
 use super::table::KeyTable;
 use super::{DEPTH_MAX, HolderState, Residency};
 use crate::HolderId;
@@ -71,16 +72,19 @@ impl Residency {
         });
         written?;
         out.number(run.shares.len() as u64)?;
-        for share in &run.shares {
+        for share in run.shares.iter() {
             out.number(share.holder().0)?;
             out.number(u64::from(share.cut()) << 1 | u64::from(share.holes()))?;
             if share.holes() {
-                let gaps = self.holes[&(id, share.holder())].gaps();
-                out.number(gaps.len() as u64)?;
-                for gap in gaps {
-                    out.number(gap.0)?;
-                    out.number(gap.1)?;
-                }
+                let holes = &self.holes[&(id, share.holder())];
+                out.number(holes.count() as u64)?;
+                let mut written = Ok(());
+                holes.each_gap(|start, end| {
+                    if written.is_ok() {
+                        written = out.number(start).and_then(|()| out.number(end));
+                    }
+                });
+                written?;
             }
         }
         Ok(())
@@ -102,9 +106,9 @@ impl Residency {
             .runs
             .runs
             .iter()
-            .all(|run| run.len == run.child_max || run.shares.iter().any(|share| share.cut() == run.len));
+            .all(|run| run.len == run.child_max.max(run.shares.longest()));
         let mut counts = vec![0usize; read.holders.len()];
-        for share in read.runs.runs.iter().flat_map(|run| &run.shares) {
+        for share in read.runs.runs.iter().flat_map(|run| run.shares.iter()) {
             counts[share.holder().0 as usize] += 1;
         }
         for (holder, shares) in (0..).map(HolderId).zip(counts) {
@@ -184,14 +188,14 @@ impl Residency {
             if holes.is_empty() {
                 return Err(DecodeError::Invalid("a share without the gaps it announces"));
             }
-            self.gaps += holes.gaps().len() as u64;
+            self.gaps += holes.count() as u64;
         }
         let run = self.runs.get(id);
         let sum = self.runs.mix(run, 0, cut).wrapping_sub(missing.1);
         let state = self.state_mut(holder).expect("the caller checked the holder");
         state.digest.blocks += u64::from(cut - missing.0);
         state.digest.digest = state.digest.digest.wrapping_add(sum);
-        self.runs.get_mut(id).shares.push(Share::new(holder, cut, has_holes));
+        self.runs.get_mut(id).shares.set(Share::new(holder, cut, has_holes));
         self.shares += 1;
         Ok(())
     }
@@ -218,7 +222,7 @@ impl Residency {
             let slot = input.count("a holder's slot", slots)?;
             let id = RunId(input.small("a holder's run")?);
             let run = self.runs.runs.get(id.0 as usize).ok_or(WRONG)?;
-            let share = run.shares[run.share(holder).map_err(|_| WRONG)?];
+            let share = run.shares.find(holder).ok_or(WRONG)?;
             let moved = moved.iter().flatten().find(|moved| moved.0 == id);
             let key = moved.map_or_else(|| self.runs.key(run, share.cut() - 1), |moved| moved.1);
             entries.push((slot, key, id));

@@ -2,6 +2,7 @@
 
 use cairn_blocks::BlockKey;
 
+use super::huge::advise;
 use super::run::RunId;
 
 /// Slots that a table begins with.
@@ -58,6 +59,16 @@ impl KeyTable {
         })
     }
 
+    /// Reads where these keys are, or will be.
+    #[inline]
+    pub(super) fn read(&self, keys: &[BlockKey]) {
+        let Some(mask) = self.slots.len().checked_sub(1) else {
+            return;
+        };
+        let homes = keys.iter().map(|key| self.slots[self.home(tag(*key)) & mask]);
+        std::hint::black_box(homes.fold(0, |seen, slot| seen ^ slot));
+    }
+
     /// Adds an entry.
     pub(super) fn insert(&mut self, key: BlockKey, run: RunId) {
         // At most three quarters full, so that probing stays short.
@@ -72,7 +83,7 @@ impl KeyTable {
     pub(super) fn with_room_for(entries: usize) -> Self {
         let slots = (entries * 4).div_ceil(3).next_power_of_two().max(FIRST_SLOTS);
         Self {
-            slots: vec![0; slots],
+            slots: empty(slots),
             len: 0,
         }
     }
@@ -150,7 +161,7 @@ impl KeyTable {
             return None;
         }
         let mut table = Self {
-            slots: vec![0; slots],
+            slots: empty(slots),
             len: entries.len(),
         };
         for &(at, key, run) in entries {
@@ -187,11 +198,17 @@ impl KeyTable {
     }
 
     fn resize(&mut self, slots: usize) {
-        let old = std::mem::replace(&mut self.slots, vec![0; slots]);
+        let old = std::mem::replace(&mut self.slots, empty(slots));
         for slot in old.into_iter().filter(|&slot| slot != 0) {
             self.place(slot);
         }
     }
+}
+
+fn empty(slots: usize) -> Vec<u64> {
+    let slots = vec![0; slots];
+    advise(&slots);
+    slots
 }
 
 #[inline]
