@@ -3,7 +3,7 @@
 use cairn_blocks::BlockKey;
 
 use super::node::{COUNT_MAX, FREE, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
-use super::slots::{EARLY, SlotTable, Vacancy};
+use super::slots::{EARLY, Entry, SlotTable, Vacancy};
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
@@ -78,39 +78,34 @@ impl Arena {
 
     /// Reads where hashes are found ahead of the lookups, which then wait for memory less.
     #[inline]
-    fn touch(&self, hashes: &[EngineHash]) {
+    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
         let seen = hashes.iter().fold(0, |seen, hash| seen ^ self.by_hash.touch(*hash));
         std::hint::black_box(seen);
     }
 
-    /// Reads the slots that the next so many nodes will go to.
+    /// Finds entries for a few hashes so that their reads overlap: one without a node where there is none with this
+    /// hash, or another look is needed.
     #[inline]
-    pub(crate) fn touch_free(&self, nodes: usize) {
-        let next = self.free.iter().rev().take(nodes);
-        let seen = next.fold(0, |seen, slot| seen ^ self.get(*slot).flags);
-        std::hint::black_box(seen);
-    }
-
-    /// Finds nodes for a few hashes so that their reads overlap: [`NONE`] where there is none with this hash, or another
-    /// look is needed.
-    #[inline]
-    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Slot; AHEAD]) {
+    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Entry]) {
         self.touch(hashes);
-        for (slot, hash) in out.iter_mut().zip(hashes) {
-            *slot = self.by_hash.guess(*hash);
+        for (entry, hash) in out.iter_mut().zip(hashes) {
+            *entry = self.by_hash.guess(*hash);
         }
-        for (slot, hash) in out.iter_mut().zip(hashes) {
-            let right = self.nodes.get(*slot as usize).is_some_and(|node| node.hash() == *hash);
-            *slot = if right { *slot } else { NONE };
+        for (entry, hash) in out.iter_mut().zip(hashes) {
+            if self
+                .nodes
+                .get(entry.slot as usize)
+                .is_none_or(|node| node.hash() != *hash)
+            {
+                *entry = Entry::NONE;
+            }
         }
-        // Read even where the caller doesn't ask what was found.
-        std::hint::black_box(&*out);
     }
 
     /// Some node with this hash.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
-        self.by_hash.find(hash, |s| self.get(s).hash() == hash)
+        self.look(hash).ok().map(|entry| entry.slot)
     }
 
     /// All nodes with this hash.
@@ -137,7 +132,7 @@ impl Arena {
 
     /// Some node with this hash, or where one may be added.
     #[inline]
-    pub(crate) fn look(&self, hash: EngineHash) -> Result<Slot, Vacancy> {
+    pub(crate) fn look(&self, hash: EngineHash) -> Result<Entry, Vacancy> {
         self.by_hash.look(hash, |s| self.get(s).hash() == hash)
     }
 
@@ -256,6 +251,17 @@ impl Arena {
         let slot = self.place(Node::new(EngineHash(0), key, NONE, 0, ROOT));
         self.roots.insert(key, slot);
         slot
+    }
+
+    /// Takes a block without side entry out whose entry is known; its parent then has one child less.
+    #[inline]
+    pub(crate) fn remove_plain(&mut self, entry: Entry) {
+        let node = &mut self.nodes[entry.slot as usize];
+        let (hash, parent) = (node.hash(), node.parent());
+        node.flags = FREE;
+        self.by_hash.take(hash, entry);
+        self.orphan(parent, entry.slot);
+        self.free.push(entry.slot);
     }
 
     /// Takes a node out; its parent then has one child less.

@@ -4,6 +4,7 @@ use super::Mirror;
 use super::groups::Use;
 use super::node::{GHOST, NONE, Node, PIN, ROOT, SIDE, Side, Slot, TWIN};
 use super::place::Place;
+use super::plain::Plain;
 use crate::fixed_hash::scatter;
 use crate::{EngineHash, RefusalReason, Stored};
 
@@ -30,10 +31,10 @@ impl Mirror {
         if stored.hashes.is_empty() {
             return;
         }
-        if has_duplicate(&stored.hashes) {
-            return self.refuse(RefusalReason::DuplicateHash);
-        }
         if stored.tokens.is_empty() {
+            if has_duplicate(&stored.hashes) {
+                return self.refuse(RefusalReason::DuplicateHash);
+            }
             return self.store_by_hash(stored, tier);
         }
         if stored.block_size == 0 || stored.tokens.len() != stored.block_size as usize * stored.hashes.len() {
@@ -48,10 +49,14 @@ impl Mirror {
         }
         // Events of outer tiers lack the salt: the GPU's event knows the place better.
         if tier > 0 && !stored.has_extra_keys && stored.cache_salt.is_none() {
+            if has_duplicate(&stored.hashes) {
+                return self.refuse(RefusalReason::DuplicateHash);
+            }
             return self.store_outer(stored, tier);
         }
         match self.start(stored) {
             Start::Below(parent) => self.store_below(parent, stored, tier),
+            Start::Unknown(_) if has_duplicate(&stored.hashes) => self.refuse(RefusalReason::DuplicateHash),
             Start::Unknown(parent) => {
                 self.refuse(RefusalReason::UnknownParent);
                 self.quarantine_from(stored, 0, Some(parent), tier);
@@ -99,10 +104,15 @@ impl Mirror {
         if tier == 0 {
             self.confirm_above(parent);
         }
-        let plainly = self.store_plain(parent, stored, tier);
-        let mut above = plainly.above;
+        let Plain { mut done, mut above } = self.store_plain(parent, stored, tier);
+        // The short way stops at a hash that comes a second time, so it needn't look for one itself.
+        if done < stored.hashes.len() && has_duplicate(&stored.hashes) {
+            self.refuse(RefusalReason::DuplicateHash);
+            self.take_back(&mut above, done, tier);
+            done = stored.hashes.len();
+        }
         let blocks = stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate();
-        for (i, (hash, tokens)) in blocks.skip(plainly.done) {
+        for (i, (hash, tokens)) in blocks.skip(done) {
             let identities = if plain { Vec::new() } else { self.identities(stored, i) };
             if self.place(above, tokens, &identities, &mut place).is_none() {
                 self.refuse(RefusalReason::TooLarge);
@@ -129,6 +139,15 @@ impl Mirror {
             }
         }
         self.sweep();
+    }
+
+    /// Takes the last `blocks` back that the short way stored down to `above`.
+    fn take_back(&mut self, above: &mut Slot, blocks: usize, tier: usize) {
+        for _ in 0..blocks {
+            let slot = *above;
+            *above = self.arena.get(slot).parent();
+            self.give_up(slot, tier, None);
+        }
     }
 
     /// Counts a copy of a block, or takes the engine's own count.
