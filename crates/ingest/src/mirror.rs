@@ -100,6 +100,8 @@ pub(crate) struct Mirror {
     pub(crate) stats: MirrorStats,
     /// End of the last chain that was stored and its root, so that a growing chain isn't walked again.
     last_end: (Slot, Slot),
+    /// Root of chains without adapter and salt, once there was one.
+    plain_root: Option<BlockKey>,
 }
 
 impl Mirror {
@@ -128,6 +130,7 @@ impl Mirror {
             full: false,
             stats: MirrorStats::default(),
             last_end: (node::NONE, node::NONE),
+            plain_root: None,
         }
     }
 
@@ -418,10 +421,15 @@ impl Mirror {
     }
 
     /// Drops entries of the list of changes that cancelled out, once it has grown enough to be worth it.
+    #[inline]
     fn sweep(&mut self) {
-        if self.dirty.len() < 2 * self.swept + SWEEP_SLACK {
-            return;
+        if self.dirty.len() >= 2 * self.swept + SWEEP_SLACK {
+            self.sweep_now();
         }
+    }
+
+    #[inline(never)]
+    fn sweep_now(&mut self) {
         let mut kept = VecDeque::new();
         for entry in std::mem::take(&mut self.dirty) {
             let (slot, tier) = (entry & ((1 << 30) - 1), (entry >> 30) as usize);

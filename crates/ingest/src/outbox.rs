@@ -137,6 +137,9 @@ impl Outbox {
             self.window_full += 1;
             return false;
         }
+        if !mirror.has_changes() && self.told_confidence == Some(confidence) {
+            return false;
+        }
         let mut changes = mirror.next_changes(&registration.holders);
         if self.told_confidence != Some(confidence) {
             // Exact only once all that is known has been told.

@@ -2,7 +2,7 @@
 
 use cairn_blocks::BlockKey;
 
-use super::node::{COUNT_MAX, FREE, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
+use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
 use super::slots::{EARLY, Entry, SlotTable, Vacancy};
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
@@ -65,6 +65,12 @@ impl Arena {
         &mut self.nodes[slot as usize]
     }
 
+    /// What is in a slot, in use or not.
+    #[inline]
+    pub(super) fn node(&self, slot: Slot) -> Option<&Node> {
+        self.nodes.get(slot as usize)
+    }
+
     /// The node in a slot that may have been freed since.
     #[inline]
     pub(crate) fn live(&self, slot: Slot) -> Option<&Node> {
@@ -84,20 +90,15 @@ impl Arena {
     }
 
     /// Finds entries for a few hashes so that their reads overlap: one without a node where there is none with this
-    /// hash, or another look is needed.
+    /// hash.
     #[inline]
     pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Entry]) {
-        self.touch(hashes);
         for (entry, hash) in out.iter_mut().zip(hashes) {
             *entry = self.by_hash.guess(*hash);
         }
         for (entry, hash) in out.iter_mut().zip(hashes) {
-            if self
-                .nodes
-                .get(entry.slot as usize)
-                .is_none_or(|node| node.hash() != *hash)
-            {
-                *entry = Entry::NONE;
+            if self.node(entry.slot).is_none_or(|node| node.hash() != *hash) {
+                *entry = self.look(*hash).unwrap_or(Entry::NONE);
             }
         }
     }
@@ -136,14 +137,21 @@ impl Arena {
         self.by_hash.look(hash, |s| self.get(s).hash() == hash)
     }
 
-    /// Adds a block whose hash [`Arena::look`] just didn't find.
+    /// Adds a block whose hash [`Arena::look`] just didn't find: a link of a chain, whose parent counts it already or is
+    /// told by [`Arena::join_links`].
     #[inline]
-    pub(crate) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
+    pub(super) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
         let slot = self.place(node);
         let Self { nodes, by_hash, .. } = self;
         by_hash.fill(vacancy, node.hash(), slot, |s| nodes[s as usize].hash());
-        self.adopt(node.parent(), slot);
         slot
+    }
+
+    /// A chain of links hangs below a parent now, and this is its last one, on which nothing hangs.
+    pub(super) fn join_links(&mut self, parent: Slot, last: Slot) {
+        // Which child it is matters only to a parent that ends inside a block, and such have no links below them.
+        self.adopt(parent, last);
+        self.get_mut(last).set_children_low(0);
     }
 
     /// One more than the highest slot.
@@ -177,6 +185,7 @@ impl Arena {
         self.adopt(node.parent(), slot);
     }
 
+    /// A node has one child more.
     #[inline]
     fn adopt(&mut self, parent: Slot, slot: Slot) {
         let node = &mut self.nodes[parent as usize];
@@ -194,8 +203,9 @@ impl Arena {
         }
     }
 
+    /// A node has one child less. Returns whether that leaves it without copies and children.
     #[inline]
-    fn orphan(&mut self, parent: Slot, slot: Slot) {
+    pub(super) fn orphan(&mut self, parent: Slot, slot: Slot) -> bool {
         let node = &mut self.nodes[parent as usize];
         let children = node.children_low();
         let more = if children == COUNT_MAX {
@@ -216,6 +226,7 @@ impl Arena {
         {
             side.children.swap_remove(at);
         }
+        self.get(parent).is_unused()
     }
 
     #[inline]
@@ -253,15 +264,19 @@ impl Arena {
         slot
     }
 
-    /// Takes a block without side entry out whose entry is known; its parent then has one child less.
+    /// Takes a block out if it is this one and has just this, and gives it; its parent must be told, by
+    /// [`Arena::orphan`].
     #[inline]
-    pub(crate) fn remove_plain(&mut self, entry: Entry) {
-        let node = &mut self.nodes[entry.slot as usize];
-        let (hash, parent) = (node.hash(), node.parent());
+    pub(super) fn take_only(&mut self, entry: Entry, hash: EngineHash, link: Link) -> Option<Node> {
+        let node = self.nodes.get_mut(entry.slot as usize)?;
+        if node.hash() != hash || !node.is_only(link) {
+            return None;
+        }
+        let taken = *node;
         node.flags = FREE;
         self.by_hash.take(hash, entry);
-        self.orphan(parent, entry.slot);
         self.free.push(entry.slot);
+        Some(taken)
     }
 
     /// Takes a node out; its parent then has one child less.

@@ -20,6 +20,12 @@ enum Next {
 }
 
 impl Mirror {
+    /// Whether anything waits to be told.
+    #[inline]
+    pub(crate) fn has_changes(&self) -> bool {
+        !self.tape.is_empty() || !self.dirty.is_empty() || self.clear_first != [false; TIERS]
+    }
+
     /// What the next batch tells: first what was written down as it happened, then what was only noted.
     pub(crate) fn next_changes(&mut self, holders: &[HolderId]) -> Changes {
         self.tape.take().unwrap_or_else(|| {

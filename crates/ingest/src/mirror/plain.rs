@@ -3,12 +3,12 @@
 //! What it takes it does exactly as the careful way would; the first block that needs more thought ends it. Where
 //! nothing else waits to be told, it writes down at once what the index will be told, so that no block is visited again.
 
-use cairn_blocks::{BlockKey, Depth, next_key};
+use cairn_blocks::{Depth, Token, next_key};
 use cairn_index::mix;
 
 use super::Mirror;
 use super::arena::AHEAD;
-use super::node::{DIRTY, MAX_END, NONE, Node, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
+use super::node::{DIRTY, Link, MAX_END, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Entry;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
@@ -19,39 +19,6 @@ pub(super) struct Plain {
     pub(super) done: usize,
     /// The last of them, or the parent.
     pub(super) above: Slot,
-}
-
-/// Writes a run of new blocks.
-struct Pen {
-    run: Run,
-    /// Most keys of the run.
-    room: usize,
-}
-
-impl Pen {
-    /// One that must begin a run first.
-    fn new(tier: usize) -> Self {
-        let run = Run {
-            tier,
-            above: NONE,
-            anchor: BlockKey(0),
-            anchor_depth: Depth(0),
-            keys: Vec::new(),
-            tail: NONE,
-        };
-        Self { run, room: 0 }
-    }
-
-    #[inline]
-    fn continues(&self, above: Slot) -> bool {
-        self.run.tail == above && self.run.keys.len() < self.room
-    }
-
-    #[inline]
-    fn write(&mut self, slot: Slot, key: BlockKey) {
-        self.run.keys.push(key);
-        self.run.tail = slot;
-    }
 }
 
 impl Mirror {
@@ -65,110 +32,140 @@ impl Mirror {
     pub(super) fn store_plain(&mut self, parent: Slot, stored: &Stored, tier: usize) -> Plain {
         let size = self.config.block_size.tokens();
         let start = self.arena.get(parent);
-        let (mut key, mut end) = (start.key(), start.end());
         let mut out = Plain { done: 0, above: parent };
         let blocks = stored.hashes.len();
         let is_plain = stored.block_size == size && stored.extra_keys.is_empty() && stored.remaining_copies.is_none();
-        let fits = self.arena.len() + blocks <= self.config.max_nodes && blocks <= ((MAX_END - end) / size) as usize;
-        if self.mixed || !is_plain || !fits || start.has(SIDE) || !end.is_multiple_of(size) {
+        let fits =
+            self.arena.len() + blocks <= self.config.max_nodes && blocks <= ((MAX_END - start.end()) / size) as usize;
+        if self.mixed || !is_plain || !fits || start.has(SIDE) || !start.end().is_multiple_of(size) {
             return out;
         }
         let at_once = self.tells_at_once(tier);
-        let news = if at_once { SENT } else { DIRTY } << tier;
-        let mut pen = Pen::new(tier);
-        let mut fresh = 0;
-        let each = stored.hashes.iter().zip(stored.tokens.chunks_exact(size as usize));
-        for (i, (hash, tokens)) in each.enumerate() {
-            if i.is_multiple_of(AHEAD) {
-                self.arena.touch(&stored.hashes[i..blocks.min(i + AHEAD)]);
+        while out.done < blocks {
+            let hashes = &stored.hashes[out.done..];
+            let tokens = &stored.tokens[out.done * size as usize..];
+            let fresh = self.store_fresh(&mut out, hashes, tokens, tier, at_once);
+            if fresh == 0 && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
+                break;
             }
-            let above = out.above;
-            let next = next_key(key, tokens, &[]);
-            let slot = match self.arena.look(*hash) {
-                Ok(Entry { slot: found, .. }) => {
-                    let node = self.arena.get(found);
-                    let there = node.parent() == above && node.key() == next && node.end() == end + size;
-                    if !there || node.has(SUSPECT << tier) {
-                        break;
-                    }
-                    let held = node.is_held(tier);
-                    if at_once && !held {
-                        if !pen.continues(above) && !self.begin_run(&mut pen, above, blocks - i) {
-                            break;
-                        }
-                        self.arena.get_mut(found).set(SENT << tier, true);
-                        pen.write(found, next);
-                    }
-                    self.hold_again(found, tier, at_once);
-                    found
-                }
-                Err(vacancy) => {
-                    if at_once && !pen.continues(above) && !self.begin_run(&mut pen, above, blocks - i) {
-                        break;
-                    }
-                    let mut node = Node::new(*hash, next, above, end + size, news);
-                    node.set_copies_low(tier, 1);
-                    let slot = self.arena.insert_at(vacancy, node);
-                    if at_once {
-                        pen.write(slot, next);
-                    } else {
-                        self.dirty.push_back(slot | (tier as u32) << 30);
-                    }
-                    fresh += 1;
-                    slot
-                }
-            };
-            (key, end) = (next, end + size);
-            out.above = slot;
-            out.done = i + 1;
         }
-        self.end_run(&mut pen);
-        self.held[tier] += fresh;
-        self.held_anywhere += fresh as usize;
         out
     }
 
-    /// One copy more of a block that is known.
-    fn hold_again(&mut self, slot: Slot, tier: usize, at_once: bool) {
-        let copies = self.arena.copies(slot, tier);
-        if !at_once {
-            return self.set_copies(slot, tier, copies.saturating_add(1));
+    /// Stores leading blocks that nobody knows yet, each below the one before. Returns how many.
+    #[inline(never)]
+    fn store_fresh(
+        &mut self,
+        out: &mut Plain,
+        hashes: &[EngineHash],
+        tokens: &[Token],
+        tier: usize,
+        at_once: bool,
+    ) -> usize {
+        let size = self.config.block_size.tokens();
+        let start = *self.arena.get(out.above);
+        // No keys are made for what is known.
+        if hashes.len() > 1 && self.arena.look(hashes[0]).is_ok() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+            return 0;
         }
-        let before = *self.arena.get(slot);
-        self.arena.set_copies(slot, tier, copies.saturating_add(1));
-        if copies == 0 {
-            self.held[tier] += 1;
-            self.held_anywhere += usize::from(!before.is_held_anywhere());
+        let (mut keys, room) = if at_once {
+            self.tape.begin(hashes.len())
+        } else {
+            (Vec::new(), usize::MAX)
+        };
+        let blocks = hashes.len().min(room);
+        let model = Link::new(tier, if at_once { SENT } else { DIRTY });
+        let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
+        let mut done = 0;
+        'pieces: while done < blocks {
+            let piece = &hashes[done..blocks.min(done + AHEAD)];
+            if piece.len() > 1 {
+                self.arena.touch(piece);
+            }
+            let tokens = tokens[done * size as usize..].chunks_exact(size as usize);
+            keys.extend(tokens.take(piece.len()).map(|tokens| {
+                key = next_key(key, tokens, &[]);
+                key
+            }));
+            let first = done;
+            for (hash, key) in piece.iter().zip(&keys[first..]) {
+                let Err(vacancy) = self.arena.look(*hash) else {
+                    break 'pieces;
+                };
+                end += size;
+                above = self.arena.insert_at(vacancy, model.node(*hash, *key, above, end));
+                if !at_once {
+                    self.dirty.push_back(above | (tier as u32) << 30);
+                }
+                done += 1;
+            }
         }
+        keys.truncate(done);
+        if done > 0 {
+            self.arena.join_links(out.above, above);
+            self.held[tier] += done as u64;
+            self.held_anywhere += done;
+        }
+        if at_once {
+            self.tell_run(Run {
+                tier,
+                above: out.above,
+                anchor: start.key(),
+                anchor_depth: Depth(start.end() / size),
+                keys,
+                tail: above,
+            });
+        }
+        *out = Plain {
+            done: out.done + done,
+            above,
+        };
+        done
     }
 
-    /// Begins a run below a block that the index knows. Returns whether it does.
-    fn begin_run(&mut self, pen: &mut Pen, above: Slot, blocks: usize) -> bool {
-        self.end_run(pen);
-        let node = *self.arena.get(above);
-        if !node.has(TOLD_ANYWHERE | ROOT) {
+    fn tell_run(&mut self, run: Run) {
+        self.told[run.tier].add_all(&run.keys);
+        self.tape.store(run);
+    }
+
+    /// Stores the next block where it is known at this place already. Returns whether it does.
+    #[inline(never)]
+    fn store_known(&mut self, out: &mut Plain, hash: EngineHash, tokens: &[Token], tier: usize, at_once: bool) -> bool {
+        let Ok(Entry { slot, .. }) = self.arena.look(hash) else {
+            return false;
+        };
+        let above = *self.arena.get(out.above);
+        let node = *self.arena.get(slot);
+        let key = next_key(above.key(), tokens, &[]);
+        let there = node.parent() == out.above && node.key() == key && node.end() - above.end() == tokens.len() as u32;
+        let news = !node.is_held(tier);
+        if !there || node.has(SUSPECT << tier) || at_once && news && !above.has(TOLD_ANYWHERE | ROOT) {
             return false;
         }
-        let (keys, room) = self.tape.begin(blocks);
-        pen.run = Run {
-            above,
-            anchor: node.key(),
-            anchor_depth: Depth(self.depth(above)),
-            keys,
-            tail: above,
-            ..pen.run
-        };
-        pen.room = room;
-        true
-    }
-
-    fn end_run(&mut self, pen: &mut Pen) {
-        let next = Pen::new(pen.run.tier);
-        let Pen { run, .. } = std::mem::replace(pen, next);
-        if !run.keys.is_empty() {
-            self.told[run.tier].add_all(&run.keys);
-            self.tape.store(run);
+        let copies = self.arena.copies(slot, tier).saturating_add(1);
+        if at_once && news {
+            self.arena.set_copies(slot, tier, copies);
+            self.arena.get_mut(slot).set(SENT << tier, true);
+            self.held[tier] += 1;
+            self.held_anywhere += usize::from(!node.is_held_anywhere());
+            let (mut keys, _) = self.tape.begin(1);
+            keys.push(key);
+            self.tell_run(Run {
+                tier,
+                above: out.above,
+                anchor: above.key(),
+                anchor_depth: Depth(self.depth(out.above)),
+                keys,
+                tail: slot,
+            });
+        } else {
+            self.set_copies(slot, tier, copies);
         }
+        *out = Plain {
+            done: out.done + 1,
+            above: slot,
+        };
+        true
     }
 
     /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
@@ -177,23 +174,15 @@ impl Mirror {
     pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
         let at_once = self.tells_at_once(tier);
         let mut gone = 0;
-        for (hash, entry) in hashes.iter().zip(found) {
-            // It may have gone with a block before.
-            let known = self.arena.live(entry.slot).is_some_and(|n| n.hash() == *hash);
-            let entry = if known { Some(*entry) } else { self.arena.look(*hash).ok() };
-            let Some(entry) = entry else { break };
-            let node = self.arena.get_mut(entry.slot);
-            if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) {
-                break;
+        while gone < hashes.len() {
+            // With outer tiers a block that goes is remembered for a while.
+            if at_once && self.config.tiers.len() == 1 {
+                gone += self.remove_leaves(&hashes[gone..], &found[gone..], tier);
             }
-            if !at_once {
-                node.set_copies_low(tier, 0);
-                self.held[tier] -= 1;
-                self.held_anywhere -= usize::from(!node.is_held_anywhere());
-                self.touch(entry.slot, tier);
-            } else if node.has(SENT << tier) {
-                self.remove_at_once(entry, tier);
-            } else {
+            let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) else {
+                break;
+            };
+            if !self.remove_known(*hash, *entry, tier, at_once) {
                 break;
             }
             gone += 1;
@@ -201,37 +190,86 @@ impl Mirror {
         gone
     }
 
-    /// The last copy of a block that the index knows of goes, and with it the block where nothing hangs on it.
-    #[inline]
-    fn remove_at_once(&mut self, entry: Entry, tier: usize) {
+    /// Gives up leading blocks on which nothing hangs, and forgets them. Returns how many.
+    #[inline(never)]
+    fn remove_leaves(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
         let size = self.config.block_size.tokens();
-        let node = self.arena.get_mut(entry.slot);
+        // The next one above a block that went still counts that as its child.
+        let (leaf, above) = (Link::leaf(tier), Link::new(tier, SENT));
+        let mut going = Going::none(tier, size);
+        let (mut gone, mut digest) = (0, 0u64);
+        for (hash, entry) in hashes.iter().zip(found) {
+            let goes_on = entry.slot == going.parent;
+            if !goes_on {
+                self.end_going(going);
+                going.count = 0;
+            }
+            let Some(node) = self.arena.take_only(*entry, *hash, if goes_on { above } else { leaf }) else {
+                break;
+            };
+            self.forget_end(entry.slot);
+            digest = digest.wrapping_add(mix(node.key()));
+            if going.count == 0 {
+                (going.slot, going.key, going.end) = (entry.slot, node.key(), node.end());
+            }
+            going.count += 1;
+            going.parent = node.parent();
+            gone += 1;
+        }
+        self.end_going(going);
+        self.held[tier] -= gone as u64;
+        self.held_anywhere -= gone;
+        let told = &mut self.told[tier];
+        told.blocks -= gone as u64;
+        told.digest = told.digest.wrapping_sub(digest);
+        gone
+    }
+
+    /// Tells of blocks that went, and that the one above them has a child less.
+    fn end_going(&mut self, going: Going) {
+        if going.count == 0 {
+            return;
+        }
+        self.tape.remove(going);
+        if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
+            self.release(going.parent);
+        }
+    }
+
+    /// Gives up the one copy of a block that is sure to be meant. Returns whether there is such.
+    #[inline(never)]
+    fn remove_known(&mut self, hash: EngineHash, entry: Entry, tier: usize, at_once: bool) -> bool {
+        // It may have gone with a block before.
+        let known = self.arena.live(entry.slot).is_some_and(|n| n.hash() == hash);
+        let entry = if known { Some(entry) } else { self.arena.look(hash).ok() };
+        let Some(Entry { slot, .. }) = entry else { return false };
+        let node = self.arena.get_mut(slot);
+        if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) || at_once && !node.has(SENT << tier) {
+            return false;
+        }
         node.set_copies_low(tier, 0);
-        node.set(SENT << tier, false);
+        if at_once {
+            node.set(SENT << tier, false);
+        }
         let node = *node;
         self.held[tier] -= 1;
         self.held_anywhere -= usize::from(!node.is_held_anywhere());
-        let told = &mut self.told[tier];
-        told.blocks -= 1;
-        told.digest = told.digest.wrapping_sub(mix(node.key()));
+        if !at_once {
+            self.touch(slot, tier);
+            return true;
+        }
+        self.told[tier].remove(node.key());
         self.tape.remove(Going {
-            tier,
-            slot: entry.slot,
+            slot,
             parent: node.parent(),
             key: node.key(),
             end: node.end(),
-            size,
+            count: 1,
+            ..Going::none(tier, self.config.block_size.tokens())
         });
-        if !node.is_idle() {
-            return;
+        if node.is_idle() {
+            self.release(slot);
         }
-        if node.flags != 0 || self.config.tiers.len() > 1 {
-            return self.release(entry.slot);
-        }
-        self.forget_end(entry.slot);
-        self.arena.remove_plain(entry);
-        if self.arena.get(node.parent()).is_idle() {
-            self.release(node.parent());
-        }
+        true
     }
 }

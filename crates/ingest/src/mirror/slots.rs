@@ -7,8 +7,9 @@ use crate::EngineHash;
 use crate::fixed_hash::scatter;
 use bucket::{Bucket, ENTRIES, GROUPS};
 
-/// Fullest that the table gets, in entries of a hundred buckets: beyond this one lookup in five reads a second line.
-const FULLEST: usize = ENTRIES * 84;
+/// Fullest that the table gets, in entries of a hundred buckets. Where blocks come and go for long, one lookup in five of
+/// a hash that isn't there then reads a second line; at 84 it would be two or three more lines for each.
+const FULLEST: usize = ENTRIES * 72;
 /// What is expected is made room for once so small a part of it is there.
 pub(super) const EARLY: usize = 16;
 
@@ -26,22 +27,13 @@ pub(crate) struct SlotTable {
 /// Where there is room for a hash that isn't in the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Vacancy {
+    place: Place,
     bucket: u32,
     at: u32,
 }
 
-impl Vacancy {
-    /// Not known: the table must grow first.
-    const ANYWHERE: Self = Self {
-        bucket: u32::MAX,
-        at: 0,
-    };
-
-    #[inline]
-    fn is_known(self) -> bool {
-        self.bucket != u32::MAX
-    }
-}
+/// No bucket: the table must grow first.
+const NOWHERE: u32 = u32::MAX;
 
 /// An entry of the table; it is there until something is added or this one is taken.
 #[derive(Clone, Copy)]
@@ -49,7 +41,9 @@ pub(crate) struct Entry {
     /// The slot.
     pub(crate) slot: Slot,
     bucket: u32,
-    at: u32,
+    at: u16,
+    /// It lies in another bucket than its hash belongs in.
+    is_away: bool,
 }
 
 impl Entry {
@@ -58,16 +52,17 @@ impl Entry {
         slot: super::node::NONE,
         bucket: 0,
         at: 0,
+        is_away: false,
     };
 }
 
 /// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by.
 #[derive(Clone, Copy)]
 struct Place {
-    bucket: usize,
+    bucket: u32,
     tag: u8,
     /// Bits to shift the counts of a bucket by.
-    group: u32,
+    group: u8,
 }
 
 impl SlotTable {
@@ -91,15 +86,15 @@ impl SlotTable {
     fn place(&self, hash: EngineHash) -> Place {
         let spread = scatter(hash.0);
         Place {
-            bucket: (((spread >> 32) * self.buckets.len() as u64) >> 32) as usize,
+            bucket: ((spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32) as u32,
             tag: Bucket::tag(spread as u8),
-            group: (spread as u32 >> 8) % GROUPS * 4,
+            group: ((spread >> 8) as u8) % GROUPS as u8 * 4,
         }
     }
 
     #[inline]
-    fn after(&self, bucket: usize) -> usize {
-        if bucket + 1 == self.buckets.len() {
+    fn after(&self, bucket: u32) -> u32 {
+        if bucket as usize + 1 == self.buckets.len() {
             0
         } else {
             bucket + 1
@@ -109,20 +104,22 @@ impl SlotTable {
     /// Reads the line that a hash belongs in: many such reads overlap, so that the lookups after them find it near.
     #[inline]
     pub(crate) fn touch(&self, hash: EngineHash) -> u32 {
-        self.buckets.get(self.place(hash).bucket).map_or(0, Bucket::touch)
+        let place = self.place(hash);
+        self.buckets.get(place.bucket as usize).map_or(0, Bucket::touch)
     }
 
     /// The first entry in a hash's own line that looks like it.
     #[inline]
     pub(crate) fn guess(&self, hash: EngineHash) -> Entry {
         let Place { bucket, tag, .. } = self.place(hash);
-        let line = self.buckets.get(bucket);
+        let line = self.buckets.get(bucket as usize);
         match line.and_then(|line| Some((line, line.alike(tag).lowest()?))) {
             None => Entry::NONE,
             Some((line, at)) => Entry {
                 slot: line.slot(at),
-                bucket: bucket as u32,
-                at: at as u32,
+                bucket,
+                at: at as u16,
+                is_away: false,
             },
         }
     }
@@ -135,42 +132,56 @@ impl SlotTable {
 
     /// The first entry with this hash whose slot `accept` takes, or where one may be added.
     #[inline]
-    pub(crate) fn look(&self, hash: EngineHash, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        if self.buckets.is_empty() {
-            return Err(Vacancy::ANYWHERE);
+    pub(crate) fn look(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
+        let place = self.place(hash);
+        if let Some(line) = self.buckets.get(place.bucket as usize)
+            && line.alike(place.tag).is_nowhere()
+            && line.passed(place.group) == 0
+            && let Some(at) = line.vacancy()
+        {
+            return Err(Vacancy {
+                place,
+                bucket: place.bucket,
+                at: at as u32,
+            });
         }
-        let Place { mut bucket, tag, group } = self.place(hash);
-        let mut vacancy = Vacancy::ANYWHERE;
+        self.look_through(place, accept)
+    }
+
+    /// Like [`SlotTable::look`], for a hash that may be there, or whose line others passed by.
+    #[inline(never)]
+    fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
+        let mut vacancy = Vacancy {
+            place,
+            bucket: NOWHERE,
+            at: 0,
+        };
+        let mut bucket = place.bucket;
         for _ in 0..self.buckets.len() {
-            let line = &self.buckets[bucket];
-            let mut alike = line.alike(tag);
+            let line = &self.buckets[bucket as usize];
+            let mut alike = line.alike(place.tag);
             while let Some(at) = alike.lowest() {
                 let slot = line.slot(at);
                 if accept(slot) {
                     return Ok(Entry {
                         slot,
-                        bucket: bucket as u32,
-                        at: at as u32,
+                        bucket,
+                        at: at as u16,
+                        is_away: bucket != place.bucket,
                     });
                 }
                 alike = alike.rest();
             }
-            if !vacancy.is_known()
+            if vacancy.bucket == NOWHERE
                 && let Some(at) = line.vacancy()
             {
-                vacancy = Vacancy {
-                    bucket: bucket as u32,
-                    at: at as u32,
-                };
+                (vacancy.bucket, vacancy.at) = (bucket, at as u32);
             }
             // What isn't here may still have room further on.
-            if line.passed(group) == 0 {
+            if line.passed(place.group) == 0 {
                 break;
             }
             bucket = self.after(bucket);
-        }
-        if self.len >= self.most {
-            vacancy = Vacancy::ANYWHERE;
         }
         Err(vacancy)
     }
@@ -194,24 +205,20 @@ impl SlotTable {
         slot: Slot,
         hash_of: impl Fn(Slot) -> EngineHash,
     ) {
-        if !vacancy.is_known() {
+        let Vacancy { place, bucket, at } = vacancy;
+        if self.len >= self.most || bucket != place.bucket {
             return self.insert(hash, slot, hash_of);
         }
-        let Place { bucket, tag, group } = self.place(hash);
-        let mut passing = bucket;
-        while passing != vacancy.bucket as usize {
-            self.buckets[passing].pass(group);
-            passing = self.after(passing);
-        }
-        self.buckets[passing].put(vacancy.at as usize, tag, slot);
+        self.buckets[bucket as usize].put(at as usize, place.tag, slot);
         self.len += 1;
     }
 
+    #[inline(never)]
     fn put(&mut self, hash: EngineHash, slot: Slot) {
         let Place { mut bucket, tag, group } = self.place(hash);
         // Ends: there is room, or the table would have grown.
         loop {
-            let line = &mut self.buckets[bucket];
+            let line = &mut self.buckets[bucket as usize];
             if let Some(at) = line.vacancy() {
                 return line.put(at, tag, slot);
             }
@@ -228,22 +235,25 @@ impl SlotTable {
         }
     }
 
-    /// Takes an entry out that was found for this hash, if it is there still.
+    /// Takes an entry out that was found for this hash; nothing was added since, and it wasn't taken.
     #[inline]
     pub(crate) fn take(&mut self, hash: EngineHash, entry: Entry) {
-        let Place { bucket, tag, group } = self.place(hash);
-        let at = entry.at as usize;
         let line = &mut self.buckets[entry.bucket as usize];
-        if !line.has(at, tag, entry.slot) {
-            return;
-        }
-        line.take(at);
+        debug_assert!(line.slots().any(|slot| slot == entry.slot), "taken twice");
+        line.take(usize::from(entry.at));
         self.len -= 1;
-        // Those that it passed on its way.
-        let mut passed = bucket;
-        while passed != entry.bucket as usize {
-            self.buckets[passed].unpass(group);
-            passed = self.after(passed);
+        if entry.is_away {
+            self.unpass(hash, entry.bucket);
+        }
+    }
+
+    /// A hash that passed by buckets on its way to one is gone.
+    #[inline(never)]
+    fn unpass(&mut self, hash: EngineHash, to: u32) {
+        let Place { mut bucket, group, .. } = self.place(hash);
+        while bucket != to {
+            self.buckets[bucket as usize].unpass(group);
+            bucket = self.after(bucket);
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use cairn_blocks::{BlockKey, Depth};
 use cairn_index::{HolderId, Op};
 
-use super::node::Slot;
+use super::node::{NONE, Slot};
 
 /// Keys in one batch: 32 KiB, half of what a log entry should have.
 pub(crate) const MAX_KEYS: usize = 4 << 10;
@@ -71,20 +71,35 @@ pub(super) struct Run {
     pub(super) tail: Slot,
 }
 
-/// A block that goes.
+/// Blocks that go, each the parent of the one before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Going {
     pub(super) tier: usize,
+    /// The deepest, and the one above all of them.
     pub(super) slot: Slot,
     pub(super) parent: Slot,
+    /// Key of the deepest, and tokens from the root to its end.
     pub(super) key: BlockKey,
-    /// Tokens from the root to its end.
     pub(super) end: u32,
+    pub(super) count: u32,
     /// Tokens in a block.
     pub(super) size: u32,
 }
 
 impl Going {
+    /// No block yet.
+    pub(super) fn none(tier: usize, size: u32) -> Self {
+        Self {
+            tier,
+            slot: NONE,
+            parent: NONE,
+            key: BlockKey(0),
+            end: 0,
+            count: 0,
+            size,
+        }
+    }
+
     fn depth(&self) -> Depth {
         Depth(self.end / self.size)
     }
@@ -180,8 +195,11 @@ impl Tape {
         }
     }
 
-    /// Adds a run that [`Tape::begin`] made room for.
+    /// Adds a run that [`Tape::begin`] made room for; it may be empty.
     pub(super) fn store(&mut self, mut run: Run) {
+        if run.keys.is_empty() {
+            return self.keep(run.keys);
+        }
         self.open.keys += run.keys.len();
         let joins = Last::Store {
             tier: run.tier,
@@ -213,27 +231,32 @@ impl Tape {
 
     /// Adds a removal: to the one before where they are neighbours; a block that was only just stored isn't told of
     /// at all.
-    #[inline]
     pub(super) fn remove(&mut self, going: Going) {
+        if going.count == 0 {
+            return;
+        }
         match &mut self.last {
             Last::Remove { tier, above, .. } if *above == going.slot && *tier == going.tier => {
                 *above = going.parent;
                 if let Some(Op::Remove { count, .. }) = self.open.ops.last_mut() {
-                    *count += 1;
+                    *count += going.count;
                 }
-                return;
             }
             Last::Remove { tier, deepest, .. } if *deepest == going.parent && *tier == going.tier => {
                 *deepest = going.slot;
                 if let Some(Op::Remove { key, depth, count, .. }) = self.open.ops.last_mut() {
                     (*key, *depth) = (going.key, going.depth());
-                    *count += 1;
+                    *count += going.count;
                 }
-                return;
             }
-            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => return self.unstore(going),
-            Last::Remove { .. } | Last::Store { .. } | Last::Other => {}
+            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => self.unstore(going),
+            Last::Remove { .. } | Last::Store { .. } | Last::Other => {
+                self.push_removal(going, going.key, going.depth());
+            }
         }
+    }
+
+    fn push_removal(&mut self, going: Going, key: BlockKey, depth: Depth) {
         self.make_room();
         self.open.keys += 1;
         self.last = Last::Remove {
@@ -243,31 +266,47 @@ impl Tape {
         };
         let op = Op::Remove {
             holder: self.holders[going.tier],
-            key: going.key,
-            depth: going.depth(),
-            count: 1,
+            key,
+            depth,
+            count: going.count,
         };
         self.open.push(op, None);
     }
 
-    /// The last block of the last store goes again.
-    fn unstore(&mut self, going: Going) {
-        self.open.keys -= 1;
-        if let (Some(Op::Store { keys, .. }), Some(tail)) = (self.open.ops.last_mut(), self.open.tails.last_mut()) {
-            keys.pop();
+    /// The last blocks of the last store go again, and perhaps more above them.
+    fn unstore(&mut self, mut going: Going) {
+        let (Some(Op::Store { keys, .. }), Some(tail)) = (self.open.ops.last_mut(), self.open.tails.last_mut()) else {
+            return;
+        };
+        let stored = keys.len() as u32;
+        if going.count < stored {
+            keys.truncate((stored - going.count) as usize);
+            self.open.keys -= going.count as usize;
             *tail = Some((going.parent, going.tier));
-            if !keys.is_empty() {
-                self.last = Last::Store {
-                    tier: going.tier,
-                    tail: going.parent,
-                };
-                return;
-            }
+            self.last = Last::Store {
+                tier: going.tier,
+                tail: going.parent,
+            };
+            return;
         }
+        self.open.keys -= stored as usize;
         self.last = Last::Other;
         self.open.tails.pop();
-        if let Some(Op::Store { keys, .. }) = self.open.ops.pop() {
+        if let Some(Op::Store {
+            mut keys,
+            anchor,
+            anchor_depth,
+            ..
+        }) = self.open.ops.pop()
+        {
+            keys.clear();
             self.keep(keys);
+            going.count -= stored;
+            if going.count > 0 {
+                // Nothing more can hang below the deepest one: what did is gone.
+                going.slot = NONE;
+                self.push_removal(going, anchor, anchor_depth);
+            }
         }
     }
 

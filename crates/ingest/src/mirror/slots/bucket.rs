@@ -79,12 +79,6 @@ impl Bucket {
         u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], 0])
     }
 
-    /// Whether an entry is this one.
-    #[inline]
-    pub(super) fn has(&self, at: usize, tag: u8, slot: Slot) -> bool {
-        self.bytes[at] == tag && self.slot(at) == slot
-    }
-
     /// Sets an entry in no use.
     #[inline]
     pub(super) fn put(&mut self, at: usize, tag: u8, slot: Slot) {
@@ -108,7 +102,7 @@ impl Bucket {
 
     /// How many of a group passed by; the largest count stands for that many or more.
     #[inline]
-    pub(super) fn passed(&self, group: u32) -> u32 {
+    pub(super) fn passed(&self, group: u8) -> u32 {
         self.passed >> group & COUNT
     }
 
@@ -120,20 +114,20 @@ impl Bucket {
 
     /// One of a group passes by. A count that is full stays so: then more is looked through than need be.
     #[inline]
-    pub(super) fn pass(&mut self, group: u32) {
+    pub(super) fn pass(&mut self, group: u8) {
         self.passed += u32::from(self.passed(group) < COUNT) << group;
     }
 
     /// One that passed by is gone.
     #[inline]
-    pub(super) fn unpass(&mut self, group: u32) {
+    pub(super) fn unpass(&mut self, group: u8) {
         self.passed -= u32::from(self.passed(group) < COUNT) << group;
     }
 
     /// Whether nothing is in it, and nobody passed by but groups whose count is full.
     #[cfg(test)]
     pub(super) fn is_left_as_new(&self) -> bool {
-        self.slots().next().is_none() && (0..GROUPS).all(|g| matches!(self.passed(4 * g), 0 | COUNT))
+        self.slots().next().is_none() && (0..GROUPS).all(|g| matches!(self.passed(4 * g as u8), 0 | COUNT))
     }
 }
 
@@ -145,6 +139,12 @@ pub(super) struct Positions {
 }
 
 impl Positions {
+    /// Whether there is none.
+    #[inline]
+    pub(super) fn is_nowhere(self) -> bool {
+        self.first | self.second == 0
+    }
+
     /// The lowest one.
     #[inline]
     pub(super) fn lowest(self) -> Option<usize> {
