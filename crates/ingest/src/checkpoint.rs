@@ -11,7 +11,7 @@ use crate::{Millis, Source, SourceConfig};
 use bytes::{Reader, Writer};
 
 const MAGIC: [u8; 8] = *b"CAIRNCKP";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const HEADER: usize = 8 + 4 + 8 + 4;
 /// Largest checkpoint that is read: the largest mirror at 64 bytes a block.
 const MAX_BODY: usize = 1 << 30;
@@ -46,7 +46,7 @@ impl Source {
         let mut body = Writer::default();
         parts::write_identity(&mut body, &self.config);
         parts::write_session(&mut body, &self.session);
-        parts::write_outbox(&mut body, &self.outbox);
+        parts::write_outbox(&mut body, &self.outbox, self.outbox.is_behind(&self.mirror));
         parts::write_unknown(&mut body, self.unknown);
         parts::write_mirror(&mut body, &self.mirror);
         let body = body.into_bytes();

@@ -13,6 +13,7 @@ mod remove;
 mod slots;
 mod store;
 mod suspects;
+mod tape;
 
 use std::collections::VecDeque;
 
@@ -22,16 +23,16 @@ use cairn_index::{HolderDigest, Tier};
 use crate::fixed_hash::FixedMap;
 use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason};
 use arena::Arena;
-pub(crate) use drain::{Changes, Tail};
 use groups::Groups;
 use node::{DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use quarantine::Quarantine;
+pub(crate) use tape::{Tail, Tape};
 
 /// Nodes that nobody holds, up to which some are kept a while where the source has outer tiers: their events may come later than the
 /// GPU's removal and without tokens.
 const MAX_GHOSTS: usize = 8 << 10;
-/// Blocks that one message of an engine may evict before the index is told: a step of 8,192 tokens.
-const MESSAGE_BLOCKS: u64 = 512;
+/// Blocks beyond the engine's cache that there is room for: roots, and blocks that went before those below them.
+const SPARE_BLOCKS: u64 = 128;
 /// The list of changes is swept when it is this much longer than after the last sweep.
 const SWEEP_SLACK: usize = 4 << 10;
 
@@ -71,7 +72,9 @@ pub(crate) struct Mirror {
     pub(crate) arena: Arena,
     quarantine: Quarantine,
     groups: Groups,
-    /// Slot and tier of what changed since it was last told to the index.
+    /// What the index will be told next, where that is known already.
+    pub(crate) tape: Tape,
+    /// Slot and tier of what else changed since it was last told to the index.
     dirty: VecDeque<u32>,
     swept: usize,
     ghosts: VecDeque<Slot>,
@@ -97,6 +100,8 @@ pub(crate) struct Mirror {
     pub(crate) stats: MirrorStats,
     /// End of the last chain that was stored and its root, so that a growing chain isn't walked again.
     last_end: (Slot, Slot),
+    /// Root of chains without adapter and salt, once there was one.
+    plain_root: Option<BlockKey>,
 }
 
 impl Mirror {
@@ -109,6 +114,7 @@ impl Mirror {
             arena,
             quarantine: Quarantine::default(),
             groups: Groups::default(),
+            tape: Tape::default(),
             dirty: VecDeque::new(),
             swept: 0,
             ghosts: VecDeque::new(),
@@ -124,6 +130,7 @@ impl Mirror {
             full: false,
             stats: MirrorStats::default(),
             last_end: (node::NONE, node::NONE),
+            plain_root: None,
         }
     }
 
@@ -150,7 +157,8 @@ impl Mirror {
     pub(crate) fn clear(&mut self) {
         self.stats.cleared_outer += self.held.iter().skip(1).sum::<u64>();
         for tier in 0..self.config.tiers.len() {
-            self.clear_first[tier] |= self.told[tier].blocks > 0;
+            // What waits on the tape may be the removal of all that the index has.
+            self.clear_first[tier] |= self.told[tier].blocks > 0 || !self.tape.is_empty();
         }
         self.forget_blocks();
     }
@@ -167,6 +175,7 @@ impl Mirror {
     fn forget_blocks(&mut self) {
         self.arena.clear();
         self.quarantine.clear();
+        self.tape.discard();
         self.dirty = VecDeque::new();
         self.swept = 0;
         self.ghosts = VecDeque::new();
@@ -181,6 +190,7 @@ impl Mirror {
 
     /// Tells everything again: after clears where the index may have something, else from nothing.
     pub(crate) fn tell_all(&mut self, clear: bool) {
+        self.tape.discard();
         self.dirty.clear();
         let slots: Vec<Slot> = self.arena.slots().collect();
         for slot in &slots {
@@ -219,7 +229,7 @@ impl Mirror {
 
     /// Changes not told yet, an upper bound.
     pub(crate) fn backlog(&self) -> usize {
-        self.dirty.len()
+        self.tape.len() + self.dirty.len()
     }
 
     pub(crate) fn is_hybrid(&self) -> bool {
@@ -228,6 +238,7 @@ impl Mirror {
 
     pub(crate) fn memory_bytes(&self) -> usize {
         self.arena.memory_bytes()
+            + self.tape.memory_bytes()
             + self.dirty.capacity() * 4
             + self.ghosts.capacity() * 4
             + self.tellers.capacity() * 8 / 7 * (8 + 4 * TIERS + 1)
@@ -410,10 +421,15 @@ impl Mirror {
     }
 
     /// Drops entries of the list of changes that cancelled out, once it has grown enough to be worth it.
+    #[inline]
     fn sweep(&mut self) {
-        if self.dirty.len() < 2 * self.swept + SWEEP_SLACK {
-            return;
+        if self.dirty.len() >= 2 * self.swept + SWEEP_SLACK {
+            self.sweep_now();
         }
+    }
+
+    #[inline(never)]
+    fn sweep_now(&mut self) {
         let mut kept = VecDeque::new();
         for entry in std::mem::take(&mut self.dirty) {
             let (slot, tier) = (entry & ((1 << 30) - 1), (entry >> 30) as usize);
@@ -456,12 +472,11 @@ impl Mirror {
     }
 }
 
-/// Nodes that a mirror of a GPU's cache will have, 0 where that isn't known: a little more than the cache has room for,
-/// since what was removed stays until the index has been told.
+/// Nodes that a mirror of a GPU's cache will have, 0 where that isn't known: a little more than the cache has room for.
 fn expected_nodes(config: &MirrorConfig) -> usize {
     match config.tiers.len() {
         1 if config.capacity > 0 => {
-            let nodes = config.capacity.saturating_add(config.capacity / 128 + MESSAGE_BLOCKS);
+            let nodes = config.capacity.saturating_add(config.capacity / 128 + SPARE_BLOCKS);
             usize::try_from(nodes).map_or(config.max_nodes, |nodes| nodes.min(config.max_nodes))
         }
         _ => 0,

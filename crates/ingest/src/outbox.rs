@@ -5,13 +5,8 @@ use std::collections::VecDeque;
 use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderId, Incarnation, Op, Seq};
 
 use crate::Registration;
-use crate::mirror::Mirror;
-use crate::mirror::{Changes, Tail};
+use crate::mirror::{Mirror, Tail};
 
-/// Keys in one batch: 32 KiB, half of what a log entry should have.
-const MAX_KEYS: usize = 4 << 10;
-/// Ops in one batch: removals of single blocks are about 20 bytes each.
-const MAX_OPS: usize = 1 << 10;
 /// Batches without an answer: at 20 ms a round trip and full batches, 3 M keys/s.
 const MAX_WINDOW: usize = 16;
 
@@ -42,8 +37,8 @@ pub(crate) struct Outbox {
     unsent: usize,
     built: Seq,
     told_confidence: Option<Confidence>,
-    /// Buffers of a small batch that was answered.
-    spare: Changes,
+    /// An earlier process had written down what it would tell, and that is lost: only all of it makes it good.
+    behind: bool,
     /// Anchors that the index didn't know, and full repairs.
     pub(crate) unknown_anchors: u64,
     pub(crate) full_repairs: u64,
@@ -56,6 +51,11 @@ impl Outbox {
         self.registration.as_ref()
     }
 
+    /// Whether a process that goes on from what is known here would lack what is to be told.
+    pub(crate) fn is_behind(&self, mirror: &Mirror) -> bool {
+        self.behind || !mirror.tape.is_empty()
+    }
+
     /// Last batch that was made.
     pub(crate) fn built(&self) -> Seq {
         self.built
@@ -66,15 +66,17 @@ impl Outbox {
     }
 
     /// What a checkpoint of an earlier process says of this lifetime.
-    pub(crate) fn restore(&mut self, registration: Registration, built: Seq) {
+    pub(crate) fn restore(&mut self, registration: Registration, built: Seq, behind: bool) {
         self.registration = Some(registration);
         self.built = built;
+        self.behind = behind;
         self.window.clear();
         self.unsent = 0;
     }
 
     /// The lifetime is over; nothing is sent until the next registration.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self, mirror: &mut Mirror) {
+        mirror.tape.stop();
         self.registration = None;
         self.window.clear();
         self.unsent = 0;
@@ -89,10 +91,12 @@ impl Outbox {
             .as_ref()
             .is_some_and(|r| r.incarnation == registration.incarnation);
         let first = self.window.front().map_or(self.built.0 + 1, |s| s.batch.seq.0);
-        let fits = registration.resumed && same && registration.seq.0 + 1 >= first && registration.seq <= self.built;
+        let in_window = registration.seq.0 + 1 >= first && registration.seq <= self.built;
+        let behind = std::mem::take(&mut self.behind);
+        let fits = registration.resumed && same && in_window && !behind;
         self.told_confidence = None;
         if fits {
-            self.drop_up_to(registration.seq);
+            self.drop_up_to(registration.seq, mirror);
             self.unsent = 0;
         } else {
             self.window.clear();
@@ -106,6 +110,7 @@ impl Outbox {
                 self.told_confidence = Some(Confidence::Degraded(DegradedReason::Replaying));
             }
         }
+        mirror.tape.start(&registration.holders);
         self.registration = Some(registration);
     }
 
@@ -132,22 +137,25 @@ impl Outbox {
             self.window_full += 1;
             return false;
         }
-        let changes = &mut self.spare;
-        let news = self.told_confidence != Some(confidence);
-        if news && confidence != Confidence::Exact {
-            changes.push(Op::Confidence(confidence), None);
-            self.told_confidence = Some(confidence);
-        }
-        mirror.drain(&registration.holders, MAX_OPS, MAX_KEYS, changes);
-        // Exact only once all that is known has been told.
-        if news && confidence == Confidence::Exact && mirror.backlog() == 0 {
-            changes.push(Op::Confidence(confidence), None);
-            self.told_confidence = Some(confidence);
-        }
-        if changes.ops.is_empty() {
+        if !mirror.has_changes() && self.told_confidence == Some(confidence) {
             return false;
         }
-        let (ops, tails) = (std::mem::take(&mut changes.ops), std::mem::take(&mut changes.tails));
+        let mut changes = mirror.next_changes(&registration.holders);
+        if self.told_confidence != Some(confidence) {
+            // Exact only once all that is known has been told.
+            let op = Op::Confidence(confidence);
+            if confidence != Confidence::Exact {
+                changes.push_first(op);
+                self.told_confidence = Some(confidence);
+            } else if mirror.backlog() == 0 {
+                changes.push(op, None);
+                self.told_confidence = Some(confidence);
+            }
+        }
+        let (ops, tails) = (changes.ops, changes.tails);
+        if ops.is_empty() {
+            return false;
+        }
         self.built = Seq(self.built.0 + 1);
         let batch = Batch {
             source: registration.source,
@@ -173,11 +181,11 @@ impl Outbox {
         match outcome {
             BatchOutcome::Applied { unknown_anchors } => {
                 self.tell_again(seq, unknown_anchors, mirror);
-                self.drop_up_to(seq);
+                self.drop_up_to(seq, mirror);
                 Answer::Done
             }
             BatchOutcome::Duplicate => {
-                self.drop_up_to(seq);
+                self.drop_up_to(seq, mirror);
                 Answer::Done
             }
             BatchOutcome::OutOfOrder { expected } => {
@@ -185,13 +193,13 @@ impl Outbox {
                 if expected.0 < first || expected.0 > self.built.0 + 1 {
                     return Answer::Reregister;
                 }
-                self.drop_up_to(Seq(expected.0 - 1));
+                self.drop_up_to(Seq(expected.0 - 1), mirror);
                 self.resent += self.unsent as u64;
                 self.unsent = 0;
                 Answer::Done
             }
             BatchOutcome::Fenced { current } => {
-                self.reset();
+                self.reset(mirror);
                 Answer::Fenced(*current)
             }
             BatchOutcome::UnknownSource => Answer::Reregister,
@@ -199,6 +207,9 @@ impl Outbox {
     }
 
     fn tell_again(&mut self, seq: Seq, positions: &[u32], mirror: &mut Mirror) {
+        if positions.is_empty() {
+            return;
+        }
         let Some(sent) = self.window.iter().find(|s| s.batch.seq == seq) else {
             return;
         };
@@ -214,10 +225,10 @@ impl Outbox {
         }
     }
 
-    fn drop_up_to(&mut self, seq: Seq) {
+    fn drop_up_to(&mut self, seq: Seq, mirror: &mut Mirror) {
         while self.window.front().is_some_and(|s| s.batch.seq <= seq) {
             if let Some(sent) = self.window.pop_front() {
-                self.spare.reuse(sent.batch.ops, sent.tails);
+                mirror.tape.reuse(sent.batch.ops, sent.tails);
             }
             self.unsent = self.unsent.saturating_sub(1);
         }

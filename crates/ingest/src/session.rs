@@ -158,6 +158,20 @@ impl Session {
         self.phase = Phase::Away;
     }
 
+    /// A live message that is to be applied at once, as nearly all are; any other must be given to [`Session::live`].
+    #[inline]
+    pub(crate) fn takes_next(&mut self, now: Millis, batch: &EventBatch) -> bool {
+        let next = self.phase == Phase::Live
+            && batch.seq == self.next
+            && !(self.replay && self.unverified)
+            && self.out.is_empty();
+        if next {
+            self.last_activity = now;
+            self.note(batch);
+        }
+        next
+    }
+
     /// A live message.
     pub(crate) fn live(&mut self, now: Millis, batch: EventBatch) {
         self.last_activity = now;
@@ -384,10 +398,16 @@ impl Session {
     }
 
     fn apply(&mut self, batch: EventBatch) {
+        self.note(&batch);
+        self.out.push(Step::Apply(batch));
+    }
+
+    /// A batch is the last that was applied.
+    #[inline]
+    fn note(&mut self, batch: &EventBatch) {
         self.next = batch.seq.saturating_add(1);
         self.recent.push(batch.seq, batch.content);
         self.last_ts = batch.ts;
-        self.out.push(Step::Apply(batch));
     }
 
     /// Keeps a live batch until the replay has brought what comes before it.

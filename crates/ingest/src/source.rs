@@ -145,6 +145,9 @@ impl Source {
 
     /// A live message came.
     pub fn live(&mut self, now: Millis, batch: EventBatch) {
+        if self.session.takes_next(now, &batch) {
+            return self.apply(&batch);
+        }
         self.session.live(now, batch);
         self.follow(now);
     }
@@ -213,7 +216,7 @@ impl Source {
         match self.outbox.acked(incarnation, seq, outcome, &mut self.mirror) {
             Answer::Done => {}
             Answer::Reregister => {
-                self.outbox.reset();
+                self.outbox.reset(&mut self.mirror);
                 self.push_effect(Effect::Reregister);
             }
             Answer::Fenced(current) => self.push_effect(Effect::Stop { current }),
@@ -237,6 +240,9 @@ impl Source {
                 .position(|h| *h == holder)
                 .map(|tier| self.mirror.told[tier])
         };
+        if !self.mirror.tape.is_empty() {
+            return AuditOutcome::InFlight;
+        }
         let pending = self.mirror.clear_first.contains(&true);
         let equal = holders
             .iter()
@@ -329,7 +335,7 @@ impl Source {
                 Step::NewLife => {
                     self.counts.restarts += 1;
                     self.mirror.restart();
-                    self.outbox.reset();
+                    self.outbox.reset(&mut self.mirror);
                     self.unknown = Unknown::default();
                     self.quiet_from = None;
                     self.push_effect(Effect::Reregister);

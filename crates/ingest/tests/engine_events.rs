@@ -66,6 +66,8 @@ fn a_hash_twice_in_one_store_refuses_that_event_alone() {
     let many: Vec<u64> = (0..999).chain([17]).collect();
     rig.live(0, batch(2, vec![store(&many, None, &tokens(9_000, 16_000), 16)]));
     assert_eq!(rig.refused(RefusalReason::DuplicateHash), 2);
+    assert_eq!(rig.hit(&tokens(9_000, 16_000)), (0, 0));
+    assert_eq!(rig.audit(0), AuditOutcome::Equal);
 }
 
 #[test]

@@ -35,6 +35,7 @@ struct World {
     answers: VecDeque<Option<EventBatch>>,
     /// The last checkpoint, often older than what the index has.
     saved: Option<Vec<u8>>,
+    delivered: u32,
 }
 
 impl World {
@@ -56,6 +57,7 @@ impl World {
             canonical,
             answers: VecDeque::new(),
             saved: None,
+            delivered: 0,
         }
     }
 
@@ -68,6 +70,17 @@ impl World {
             }
             85..=98 => self.engine.evict_any(&mut self.rng),
             _ => self.engine.clear(),
+        }
+    }
+
+    /// A live message, of which the index hears at once or only with a later one.
+    fn deliver(&mut self, batch: EventBatch) {
+        self.delivered += 1;
+        if self.delivered.is_multiple_of(3) {
+            let now = self.rig.now;
+            self.rig.members[0].source.live(now, batch);
+        } else {
+            self.rig.live(0, batch);
         }
     }
 
@@ -106,6 +119,7 @@ impl World {
     }
 
     fn compare(&mut self, seed: u64) {
+        self.rig.settle();
         for _ in 0..10 {
             let prompt = prompt(&mut self.rng, 420);
             let truth = self.engine.truth(&prompt, self.canonical);
@@ -130,7 +144,7 @@ fn undisturbed(offload: Offload, seeds: std::ops::Range<u64>) {
         world.rig.fresh(0);
         for i in 0..60 {
             if let Some(batch) = world.step() {
-                world.rig.live(0, batch);
+                world.deliver(batch);
             }
             if i % 20 == 0 {
                 world.compare(seed);
@@ -188,7 +202,7 @@ fn loss_reordering_duplicates_reconnects_and_restarts_end_equal_to_having_seen_e
                 63..=64 => world.restart_agent(),
                 _ => {
                     if let Some(batch) = world.step() {
-                        world.rig.live(0, batch);
+                        world.deliver(batch);
                     }
                 }
             }

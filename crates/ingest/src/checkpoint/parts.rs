@@ -82,7 +82,8 @@ pub(super) fn read_session(input: &mut Reader<'_>, replay: bool, now: Millis) ->
     Ok(Session::resume(replay, now, next, recent, last_ts, process_start))
 }
 
-pub(super) fn write_outbox(out: &mut Writer, outbox: &Outbox) {
+/// `behind` says whether the mirror has told what no batch has yet.
+pub(super) fn write_outbox(out: &mut Writer, outbox: &Outbox, behind: bool) {
     let registration = outbox.registration();
     out.u8(u8::from(registration.is_some()));
     if let Some(registration) = registration {
@@ -93,6 +94,7 @@ pub(super) fn write_outbox(out: &mut Writer, outbox: &Outbox) {
             out.u32(holder.0);
         }
         out.u64(outbox.built().0);
+        out.u8(u8::from(behind));
     }
 }
 
@@ -106,6 +108,7 @@ pub(super) fn read_outbox(input: &mut Reader<'_>) -> Read<Outbox> {
             holders.push(HolderId(input.u32("holders")?));
         }
         let built = Seq(input.u64("seq")?);
+        let behind = input.flag("tape")?;
         outbox.restore(
             Registration {
                 source,
@@ -115,6 +118,7 @@ pub(super) fn read_outbox(input: &mut Reader<'_>) -> Read<Outbox> {
                 resumed: true,
             },
             built,
+            behind,
         );
     }
     Ok(outbox)

@@ -2,8 +2,8 @@
 
 use cairn_blocks::BlockKey;
 
-use super::node::{COUNT_MAX, FREE, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
-use super::slots::{EARLY, SlotTable, Vacancy};
+use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
+use super::slots::{EARLY, Entry, SlotTable, Vacancy};
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
@@ -65,6 +65,12 @@ impl Arena {
         &mut self.nodes[slot as usize]
     }
 
+    /// What is in a slot, in use or not.
+    #[inline]
+    pub(super) fn node(&self, slot: Slot) -> Option<&Node> {
+        self.nodes.get(slot as usize)
+    }
+
     /// The node in a slot that may have been freed since.
     #[inline]
     pub(crate) fn live(&self, slot: Slot) -> Option<&Node> {
@@ -78,39 +84,29 @@ impl Arena {
 
     /// Reads where hashes are found ahead of the lookups, which then wait for memory less.
     #[inline]
-    fn touch(&self, hashes: &[EngineHash]) {
+    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
         let seen = hashes.iter().fold(0, |seen, hash| seen ^ self.by_hash.touch(*hash));
         std::hint::black_box(seen);
     }
 
-    /// Reads the slots that the next so many nodes will go to.
+    /// Finds entries for a few hashes so that their reads overlap: one without a node where there is none with this
+    /// hash.
     #[inline]
-    pub(crate) fn touch_free(&self, nodes: usize) {
-        let next = self.free.iter().rev().take(nodes);
-        let seen = next.fold(0, |seen, slot| seen ^ self.get(*slot).flags);
-        std::hint::black_box(seen);
-    }
-
-    /// Finds nodes for a few hashes so that their reads overlap: [`NONE`] where there is none with this hash, or another
-    /// look is needed.
-    #[inline]
-    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Slot; AHEAD]) {
-        self.touch(hashes);
-        for (slot, hash) in out.iter_mut().zip(hashes) {
-            *slot = self.by_hash.guess(*hash);
+    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Entry]) {
+        for (entry, hash) in out.iter_mut().zip(hashes) {
+            *entry = self.by_hash.guess(*hash);
         }
-        for (slot, hash) in out.iter_mut().zip(hashes) {
-            let right = self.nodes.get(*slot as usize).is_some_and(|node| node.hash() == *hash);
-            *slot = if right { *slot } else { NONE };
+        for (entry, hash) in out.iter_mut().zip(hashes) {
+            if self.node(entry.slot).is_none_or(|node| node.hash() != *hash) {
+                *entry = self.look(*hash).unwrap_or(Entry::NONE);
+            }
         }
-        // Read even where the caller doesn't ask what was found.
-        std::hint::black_box(&*out);
     }
 
     /// Some node with this hash.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
-        self.by_hash.find(hash, |s| self.get(s).hash() == hash)
+        self.look(hash).ok().map(|entry| entry.slot)
     }
 
     /// All nodes with this hash.
@@ -137,18 +133,25 @@ impl Arena {
 
     /// Some node with this hash, or where one may be added.
     #[inline]
-    pub(crate) fn look(&self, hash: EngineHash) -> Result<Slot, Vacancy> {
+    pub(crate) fn look(&self, hash: EngineHash) -> Result<Entry, Vacancy> {
         self.by_hash.look(hash, |s| self.get(s).hash() == hash)
     }
 
-    /// Adds a block whose hash [`Arena::look`] just didn't find.
+    /// Adds a block whose hash [`Arena::look`] just didn't find: a link of a chain, whose parent counts it already or is
+    /// told by [`Arena::join_links`].
     #[inline]
-    pub(crate) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
+    pub(super) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
         let slot = self.place(node);
         let Self { nodes, by_hash, .. } = self;
         by_hash.fill(vacancy, node.hash(), slot, |s| nodes[s as usize].hash());
-        self.adopt(node.parent(), slot);
         slot
+    }
+
+    /// A chain of links hangs below a parent now, and this is its last one, on which nothing hangs.
+    pub(super) fn join_links(&mut self, parent: Slot, last: Slot) {
+        // Which child it is matters only to a parent that ends inside a block, and such have no links below them.
+        self.adopt(parent, last);
+        self.get_mut(last).set_children_low(0);
     }
 
     /// One more than the highest slot.
@@ -182,6 +185,7 @@ impl Arena {
         self.adopt(node.parent(), slot);
     }
 
+    /// A node has one child more.
     #[inline]
     fn adopt(&mut self, parent: Slot, slot: Slot) {
         let node = &mut self.nodes[parent as usize];
@@ -199,8 +203,9 @@ impl Arena {
         }
     }
 
+    /// A node has one child less. Returns whether that leaves it without copies and children.
     #[inline]
-    fn orphan(&mut self, parent: Slot, slot: Slot) {
+    pub(super) fn orphan(&mut self, parent: Slot, slot: Slot) -> bool {
         let node = &mut self.nodes[parent as usize];
         let children = node.children_low();
         let more = if children == COUNT_MAX {
@@ -221,6 +226,7 @@ impl Arena {
         {
             side.children.swap_remove(at);
         }
+        self.get(parent).is_unused()
     }
 
     #[inline]
@@ -256,6 +262,21 @@ impl Arena {
         let slot = self.place(Node::new(EngineHash(0), key, NONE, 0, ROOT));
         self.roots.insert(key, slot);
         slot
+    }
+
+    /// Takes a block out if it is this one and has just this, and gives it; its parent must be told, by
+    /// [`Arena::orphan`].
+    #[inline]
+    pub(super) fn take_only(&mut self, entry: Entry, hash: EngineHash, link: Link) -> Option<Node> {
+        let node = self.nodes.get_mut(entry.slot as usize)?;
+        if node.hash() != hash || !node.is_only(link) {
+            return None;
+        }
+        let taken = *node;
+        node.flags = FREE;
+        self.by_hash.take(hash, entry);
+        self.free.push(entry.slot);
+        Some(taken)
     }
 
     /// Takes a node out; its parent then has one child less.

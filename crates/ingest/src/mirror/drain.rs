@@ -5,55 +5,12 @@ use cairn_index::{HolderId, Op};
 
 use super::Mirror;
 use super::node::{DIRTY, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
+use super::tape::{Changes, MAX_KEYS, MAX_OPS};
 
 /// Longest walk up to something that the index knows: a chain of a million tokens at 16 a block.
 const MAX_PATH: usize = 1 << 16;
 /// Keys that room is made for at first, where so many changes wait.
 const FIRST_KEYS: usize = 63;
-
-/// The last node of a store, and its tier: what is needed to take a store back.
-pub(crate) type Tail = Option<(Slot, usize)>;
-
-/// Ops with their tails, in buffers that are used again.
-#[derive(Debug, Default)]
-pub(crate) struct Changes {
-    pub(crate) ops: Vec<Op>,
-    /// One for each op.
-    pub(crate) tails: Vec<Tail>,
-    /// Room for the keys of a short store.
-    keys: Vec<BlockKey>,
-}
-
-impl Changes {
-    /// Ops whose buffers are kept: what a few steps of decoding change.
-    const KEPT_OPS: usize = 16;
-    /// Keys whose buffer is kept.
-    const KEPT_KEYS: usize = 32;
-
-    /// Adds an op.
-    pub(crate) fn push(&mut self, op: Op, tail: Tail) {
-        self.ops.push(op);
-        self.tails.push(tail);
-    }
-
-    /// Takes over the buffers of changes that nobody needs any more, where they are small: an agent has many sources.
-    pub(crate) fn reuse(&mut self, mut ops: Vec<Op>, mut tails: Vec<Tail>) {
-        if self.ops.capacity() > 0 || ops.capacity() > Self::KEPT_OPS || tails.capacity() > Self::KEPT_OPS {
-            return;
-        }
-        for op in ops.drain(..) {
-            if let Op::Store { mut keys, .. } = op
-                && self.keys.capacity() == 0
-                && keys.capacity() <= Self::KEPT_KEYS
-            {
-                keys.clear();
-                self.keys = keys;
-            }
-        }
-        tails.clear();
-        (self.ops, self.tails) = (ops, tails);
-    }
-}
 
 /// What the next entry of the list of changes asks for.
 enum Next {
@@ -63,8 +20,23 @@ enum Next {
 }
 
 impl Mirror {
+    /// Whether anything waits to be told.
+    #[inline]
+    pub(crate) fn has_changes(&self) -> bool {
+        !self.tape.is_empty() || !self.dirty.is_empty() || self.clear_first != [false; TIERS]
+    }
+
+    /// What the next batch tells: first what was written down as it happened, then what was only noted.
+    pub(crate) fn next_changes(&mut self, holders: &[HolderId]) -> Changes {
+        self.tape.take().unwrap_or_else(|| {
+            let mut changes = Changes::default();
+            self.drain(holders, MAX_OPS, MAX_KEYS, &mut changes);
+            changes
+        })
+    }
+
     /// Takes changes of up to about `max_keys` keys and `max_ops` ops out of the list, in order.
-    pub(crate) fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize, changes: &mut Changes) {
+    fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize, changes: &mut Changes) {
         for (tier, holder) in holders.iter().enumerate().take(TIERS) {
             if std::mem::take(&mut self.clear_first[tier]) {
                 changes.push(Op::Clear { holder: *holder }, None);
@@ -91,7 +63,7 @@ impl Mirror {
                 }
                 Next::Store => {
                     let full_batch = keys_left == max_keys;
-                    match self.store_run(slot, tier, holder, keys_left, &mut changes.keys) {
+                    match self.store_run(slot, tier, holder, keys_left) {
                         Run::Done(op, end, keys) => {
                             changes.push(op, Some((end, tier)));
                             keys_left = keys_left.saturating_sub(keys);
@@ -122,7 +94,7 @@ impl Mirror {
     }
 
     #[inline]
-    fn depth(&self, slot: Slot) -> u32 {
+    pub(super) fn depth(&self, slot: Slot) -> u32 {
         self.arena.get(slot).end() / self.config.block_size.tokens()
     }
 
@@ -280,19 +252,12 @@ impl Mirror {
     }
 
     /// Stores `slot` with what must go above it, and its neighbours in the list below.
-    fn store_run(
-        &mut self,
-        slot: Slot,
-        tier: usize,
-        holder: HolderId,
-        max_keys: usize,
-        spare: &mut Vec<BlockKey>,
-    ) -> Run {
+    fn store_run(&mut self, slot: Slot, tier: usize, holder: HolderId, max_keys: usize) -> Run {
         if !self.mixed && max_keys > 0 {
             let above = self.arena.get(self.arena.get(slot).parent());
             if above.has(ROOT | SENT << tier) {
                 let (anchor, depth) = (above.key(), Depth(self.depth(self.arena.get(slot).parent())));
-                return self.store_run_plain(slot, tier, (holder, anchor, depth), max_keys, spare);
+                return self.store_run_plain(slot, tier, (holder, anchor, depth), max_keys);
             }
         }
         // Bottom up: the run itself, then what only names the way to something that the index knows.
@@ -359,10 +324,8 @@ impl Mirror {
         tier: usize,
         (holder, anchor, anchor_depth): (HolderId, BlockKey, Depth),
         max_keys: usize,
-        spare: &mut Vec<BlockKey>,
     ) -> Run {
-        let mut keys = std::mem::take(spare);
-        keys.reserve(self.dirty.len().min(max_keys - 1).min(FIRST_KEYS) + 1);
+        let mut keys = Vec::with_capacity(self.dirty.len().min(max_keys - 1).min(FIRST_KEYS) + 1);
         let mut end = slot;
         loop {
             let node = self.arena.get_mut(end);

@@ -10,7 +10,19 @@ const CONTENT_HASH_DIGITS: usize = 64;
 
 impl Mirror {
     /// Root of the chain that an event without parent starts.
-    pub(super) fn root_key(&self, stored: &Stored) -> BlockKey {
+    pub(super) fn root_key(&mut self, stored: &Stored) -> BlockKey {
+        if stored.adapter.is_none()
+            && stored.lora_id.is_none()
+            && stored.cache_salt.is_none()
+            && stored.extra_keys.is_empty()
+        {
+            if let Some(key) = self.plain_root {
+                return key;
+            }
+            let key = self.namespace_root("", "");
+            self.plain_root = Some(key);
+            return key;
+        }
         let numbered = match (&stored.adapter, stored.lora_id) {
             (None, Some(id)) if id != 0 => Some(format!("#{id}")),
             (None | Some(_), _) => None,

@@ -46,9 +46,12 @@ pub(crate) const PERSISTED: u16 = TOLD_ANYWHERE | SUSPECT_ANYWHERE | ROOT | DROP
 
 /// The largest count that fits in a node; it stands for "this many and what the overflow table has".
 pub(super) const COUNT_MAX: u32 = 15;
-const COUNT: u16 = 0xf;
-/// Where the copies begin, after the children; four bits for each tier.
-const COPIES_SHIFT: usize = 4;
+const COUNT: u64 = 0xf;
+/// Where in the place of a node what begins: the parent's slot, the end, children, then copies by tier.
+const END_SHIFT: u32 = 24;
+const CHILDREN_SHIFT: u32 = 48;
+const COPIES_SHIFT: [u32; TIERS] = [52, 56, 60];
+const LOW: u64 = (1 << 24) - 1;
 
 /// One engine block, or the root of a namespace.
 #[derive(Clone, Copy, Debug)]
@@ -57,24 +60,13 @@ pub(crate) struct Node {
     hash: EngineHash,
     /// Key of the last canonical block that ends at or before the end.
     key: BlockKey,
-    parent: [u8; 3],
-    end: [u8; 3],
-    /// Children, then copies by tier, four bits each.
-    counts: u16,
+    /// Parent's slot and end, 24 bits each, then children and copies by tier, four bits each: one word, as they are
+    /// looked at together.
+    place: u64,
     pub(crate) flags: u16,
 }
 
 const _: () = assert!(size_of::<Node>() == 26);
-
-fn low_bytes(n: u32) -> [u8; 3] {
-    let [a, b, c, _] = n.to_le_bytes();
-    [a, b, c]
-}
-
-#[inline]
-fn widen([a, b, c]: [u8; 3]) -> u32 {
-    u32::from_le_bytes([a, b, c, 0])
-}
 
 impl Node {
     /// A node that nobody holds. `end` is at most [`MAX_END`].
@@ -84,9 +76,7 @@ impl Node {
         Self {
             hash,
             key,
-            parent: low_bytes(parent),
-            end: low_bytes(end),
-            counts: 0,
+            place: u64::from(parent) | u64::from(end) << END_SHIFT,
             flags,
         }
     }
@@ -106,13 +96,13 @@ impl Node {
     /// The block above.
     #[inline]
     pub(crate) fn parent(&self) -> Slot {
-        widen(self.parent)
+        (self.place & LOW) as u32
     }
 
     /// Tokens from the root to the end of this block.
     #[inline]
     pub(crate) fn end(&self) -> u32 {
-        widen(self.end)
+        (self.place >> END_SHIFT & LOW) as u32
     }
 
     #[inline]
@@ -132,24 +122,24 @@ impl Node {
     /// Children, at most [`COUNT_MAX`].
     #[inline]
     pub(super) fn children_low(&self) -> u32 {
-        u32::from(self.counts & COUNT)
+        (self.place >> CHILDREN_SHIFT & COUNT) as u32
     }
 
     #[inline]
     pub(super) fn set_children_low(&mut self, children: u32) {
-        self.counts = self.counts & !COUNT | children as u16 & COUNT;
+        self.place = self.place & !(COUNT << CHILDREN_SHIFT) | (u64::from(children) & COUNT) << CHILDREN_SHIFT;
     }
 
     /// Copies in a tier, at most [`COUNT_MAX`].
     #[inline]
     pub(super) fn copies_low(&self, tier: usize) -> u32 {
-        u32::from(self.counts >> (COPIES_SHIFT * (tier + 1)) & COUNT)
+        (self.place >> COPIES_SHIFT[tier] & COUNT) as u32
     }
 
     #[inline]
     pub(super) fn set_copies_low(&mut self, tier: usize, copies: u32) {
-        let shift = COPIES_SHIFT * (tier + 1);
-        self.counts = self.counts & !(COUNT << shift) | (copies as u16 & COUNT) << shift;
+        let shift = COPIES_SHIFT[tier];
+        self.place = self.place & !(COUNT << shift) | (u64::from(copies) & COUNT) << shift;
     }
 
     /// Whether there are copies in a tier.
@@ -161,13 +151,57 @@ impl Node {
     /// Whether there are copies in any tier.
     #[inline]
     pub(crate) fn is_held_anywhere(&self) -> bool {
-        self.counts >> COPIES_SHIFT != 0
+        self.place >> COPIES_SHIFT[0] != 0
     }
 
     /// Nobody holds it, nothing hangs below it, the index knows nothing of it.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.counts == 0 && self.flags & (TOLD_ANYWHERE | DIRTY_ANYWHERE | PIN) == 0
+        self.is_unused() && self.flags & (TOLD_ANYWHERE | DIRTY_ANYWHERE | PIN) == 0
+    }
+
+    /// Nobody holds it and nothing hangs below it.
+    #[inline]
+    pub(super) fn is_unused(&self) -> bool {
+        self.place >> CHILDREN_SHIFT == 0
+    }
+
+    /// Whether it has these copies, children and flags and no other.
+    #[inline]
+    pub(super) fn is_only(&self, link: Link) -> bool {
+        self.place >> CHILDREN_SHIFT == link.counts >> CHILDREN_SHIFT && self.flags == link.flags
+    }
+}
+
+/// What the nodes of a chain have in common that comes as a whole: one copy in one tier, one child, one flag.
+#[derive(Clone, Copy)]
+pub(super) struct Link {
+    counts: u64,
+    flags: u16,
+}
+
+impl Link {
+    /// In this tier; `flag` is the one to be set for it.
+    pub(super) fn new(tier: usize, flag: u16) -> Self {
+        Self {
+            counts: 1 << CHILDREN_SHIFT | 1 << COPIES_SHIFT[tier],
+            flags: flag << tier,
+        }
+    }
+
+    /// The last of such a chain, of which the index was told.
+    pub(super) fn leaf(tier: usize) -> Self {
+        let mut leaf = Self::new(tier, SENT);
+        leaf.counts -= 1 << CHILDREN_SHIFT;
+        leaf
+    }
+
+    /// One of them.
+    #[inline]
+    pub(super) fn node(self, hash: EngineHash, key: BlockKey, parent: Slot, end: u32) -> Node {
+        let mut node = Node::new(hash, key, parent, end, self.flags);
+        node.place |= self.counts;
+        node
     }
 }
 

@@ -1,12 +1,16 @@
 //! The short way for what engines send nearly always: full-attention blocks of the canonical size, each announced once.
 //!
-//! What it takes it does exactly as the careful way would; the first block that needs more thought ends it.
+//! What it takes it does exactly as the careful way would; the first block that needs more thought ends it. Where
+//! nothing else waits to be told, it writes down at once what the index will be told, so that no block is visited again.
 
-use cairn_blocks::next_key;
+use cairn_blocks::{Depth, Token, next_key};
+use cairn_index::mix;
 
 use super::Mirror;
 use super::arena::AHEAD;
-use super::node::{DIRTY, MAX_END, NONE, Node, SIDE, SUSPECT, Slot, TWIN};
+use super::node::{DIRTY, Link, MAX_END, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
+use super::slots::Entry;
+use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
 
 /// How far the short way went.
@@ -18,85 +22,254 @@ pub(super) struct Plain {
 }
 
 impl Mirror {
+    /// Whether a change of a tier may be told as it happens: nothing that happened before waits to be told otherwise.
+    #[inline]
+    fn tells_at_once(&self, tier: usize) -> bool {
+        !self.mixed && self.dirty.is_empty() && self.tape.takes(tier) && self.clear_first == [false; TIERS]
+    }
+
     /// Stores leading blocks of an event below `parent`.
     pub(super) fn store_plain(&mut self, parent: Slot, stored: &Stored, tier: usize) -> Plain {
         let size = self.config.block_size.tokens();
-        let start = *self.arena.get(parent);
+        let start = self.arena.get(parent);
         let mut out = Plain { done: 0, above: parent };
+        let blocks = stored.hashes.len();
         let is_plain = stored.block_size == size && stored.extra_keys.is_empty() && stored.remaining_copies.is_none();
-        if self.mixed || !is_plain || start.has(SIDE) || !start.end().is_multiple_of(size) {
+        let fits =
+            self.arena.len() + blocks <= self.config.max_nodes && blocks <= ((MAX_END - start.end()) / size) as usize;
+        if self.mixed || !is_plain || !fits || start.has(SIDE) || !start.end().is_multiple_of(size) {
             return out;
         }
-        let (mut key, mut end) = (start.key(), start.end());
-        let mut fresh = 0;
-        let mut seen = [NONE; AHEAD];
-        for (i, (hash, tokens)) in stored
-            .hashes
-            .iter()
-            .zip(stored.tokens.chunks_exact(size as usize))
-            .enumerate()
-        {
-            if i.is_multiple_of(AHEAD) {
-                let next = &stored.hashes[i..stored.hashes.len().min(i + AHEAD)];
-                // One new block in twenty looks like another, which is then near too.
-                self.arena.find_each(next, &mut seen);
-                self.arena.touch_free(next.len());
-            }
-            if end + size > MAX_END {
+        let at_once = self.tells_at_once(tier);
+        while out.done < blocks {
+            let hashes = &stored.hashes[out.done..];
+            let tokens = &stored.tokens[out.done * size as usize..];
+            let fresh = self.store_fresh(&mut out, hashes, tokens, tier, at_once);
+            if fresh == 0 && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
                 break;
             }
-            let next = next_key(key, tokens, &[]);
-            let slot = match self.arena.look(*hash) {
-                Ok(found) => {
-                    let node = self.arena.get(found);
-                    let there = node.parent() == out.above && node.key() == next && node.end() == end + size;
-                    if !there || node.has(SUSPECT << tier) {
-                        break;
-                    }
-                    let copies = self.arena.copies(found, tier);
-                    self.set_copies(found, tier, copies.saturating_add(1));
-                    found
-                }
-                Err(_) if self.arena.len() >= self.config.max_nodes => break,
-                Err(vacancy) => {
-                    let mut node = Node::new(*hash, next, out.above, end + size, DIRTY << tier);
-                    node.set_copies_low(tier, 1);
-                    let slot = self.arena.insert_at(vacancy, node);
-                    self.dirty.push_back(slot | (tier as u32) << 30);
-                    fresh += 1;
-                    slot
-                }
-            };
-            (key, end) = (next, end + size);
-            out.above = slot;
-            out.done += 1;
         }
-        self.held[tier] += fresh;
-        self.held_anywhere += fresh as usize;
         out
+    }
+
+    /// Stores leading blocks that nobody knows yet, each below the one before. Returns how many.
+    #[inline(never)]
+    fn store_fresh(
+        &mut self,
+        out: &mut Plain,
+        hashes: &[EngineHash],
+        tokens: &[Token],
+        tier: usize,
+        at_once: bool,
+    ) -> usize {
+        let size = self.config.block_size.tokens();
+        let start = *self.arena.get(out.above);
+        // No keys are made for what is known.
+        if hashes.len() > 1 && self.arena.look(hashes[0]).is_ok() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+            return 0;
+        }
+        let (mut keys, room) = if at_once {
+            self.tape.begin(hashes.len())
+        } else {
+            (Vec::new(), usize::MAX)
+        };
+        let blocks = hashes.len().min(room);
+        let model = Link::new(tier, if at_once { SENT } else { DIRTY });
+        let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
+        let mut done = 0;
+        'pieces: while done < blocks {
+            let piece = &hashes[done..blocks.min(done + AHEAD)];
+            if piece.len() > 1 {
+                self.arena.touch(piece);
+            }
+            let tokens = tokens[done * size as usize..].chunks_exact(size as usize);
+            keys.extend(tokens.take(piece.len()).map(|tokens| {
+                key = next_key(key, tokens, &[]);
+                key
+            }));
+            let first = done;
+            for (hash, key) in piece.iter().zip(&keys[first..]) {
+                let Err(vacancy) = self.arena.look(*hash) else {
+                    break 'pieces;
+                };
+                end += size;
+                above = self.arena.insert_at(vacancy, model.node(*hash, *key, above, end));
+                if !at_once {
+                    self.dirty.push_back(above | (tier as u32) << 30);
+                }
+                done += 1;
+            }
+        }
+        keys.truncate(done);
+        if done > 0 {
+            self.arena.join_links(out.above, above);
+            self.held[tier] += done as u64;
+            self.held_anywhere += done;
+        }
+        if at_once {
+            self.tell_run(Run {
+                tier,
+                above: out.above,
+                anchor: start.key(),
+                anchor_depth: Depth(start.end() / size),
+                keys,
+                tail: above,
+            });
+        }
+        *out = Plain {
+            done: out.done + done,
+            above,
+        };
+        done
+    }
+
+    fn tell_run(&mut self, run: Run) {
+        self.told[run.tier].add_all(&run.keys);
+        self.tape.store(run);
+    }
+
+    /// Stores the next block where it is known at this place already. Returns whether it does.
+    #[inline(never)]
+    fn store_known(&mut self, out: &mut Plain, hash: EngineHash, tokens: &[Token], tier: usize, at_once: bool) -> bool {
+        let Ok(Entry { slot, .. }) = self.arena.look(hash) else {
+            return false;
+        };
+        let above = *self.arena.get(out.above);
+        let node = *self.arena.get(slot);
+        let key = next_key(above.key(), tokens, &[]);
+        let there = node.parent() == out.above && node.key() == key && node.end() - above.end() == tokens.len() as u32;
+        let news = !node.is_held(tier);
+        if !there || node.has(SUSPECT << tier) || at_once && news && !above.has(TOLD_ANYWHERE | ROOT) {
+            return false;
+        }
+        let copies = self.arena.copies(slot, tier).saturating_add(1);
+        if at_once && news {
+            self.arena.set_copies(slot, tier, copies);
+            self.arena.get_mut(slot).set(SENT << tier, true);
+            self.held[tier] += 1;
+            self.held_anywhere += usize::from(!node.is_held_anywhere());
+            let (mut keys, _) = self.tape.begin(1);
+            keys.push(key);
+            self.tell_run(Run {
+                tier,
+                above: out.above,
+                anchor: above.key(),
+                anchor_depth: Depth(self.depth(out.above)),
+                keys,
+                tail: slot,
+            });
+        } else {
+            self.set_copies(slot, tier, copies);
+        }
+        *out = Plain {
+            done: out.done + 1,
+            above: slot,
+        };
+        true
     }
 
     /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
     ///
     /// `found` has what [`Arena::find_each`](super::arena::Arena::find_each) found of them.
-    pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Slot], tier: usize) -> usize {
+    pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
+        let at_once = self.tells_at_once(tier);
         let mut gone = 0;
-        for (hash, slot) in hashes.iter().zip(found) {
-            // It may have gone with a block before.
-            let known = self.arena.live(*slot).is_some_and(|n| n.hash() == *hash);
-            let Some(slot) = (if known { Some(*slot) } else { self.arena.find(*hash) }) else {
+        while gone < hashes.len() {
+            // With outer tiers a block that goes is remembered for a while.
+            if at_once && self.config.tiers.len() == 1 {
+                gone += self.remove_leaves(&hashes[gone..], &found[gone..], tier);
+            }
+            let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) else {
                 break;
             };
-            let node = self.arena.get_mut(slot);
-            if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) {
+            if !self.remove_known(*hash, *entry, tier, at_once) {
                 break;
             }
-            node.set_copies_low(tier, 0);
-            self.held[tier] -= 1;
-            self.held_anywhere -= usize::from(!node.is_held_anywhere());
-            self.touch(slot, tier);
             gone += 1;
         }
         gone
+    }
+
+    /// Gives up leading blocks on which nothing hangs, and forgets them. Returns how many.
+    #[inline(never)]
+    fn remove_leaves(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
+        let size = self.config.block_size.tokens();
+        // The next one above a block that went still counts that as its child.
+        let (leaf, above) = (Link::leaf(tier), Link::new(tier, SENT));
+        let mut going = Going::none(tier, size);
+        let (mut gone, mut digest) = (0, 0u64);
+        for (hash, entry) in hashes.iter().zip(found) {
+            let goes_on = entry.slot == going.parent;
+            if !goes_on {
+                self.end_going(going);
+                going.count = 0;
+            }
+            let Some(node) = self.arena.take_only(*entry, *hash, if goes_on { above } else { leaf }) else {
+                break;
+            };
+            self.forget_end(entry.slot);
+            digest = digest.wrapping_add(mix(node.key()));
+            if going.count == 0 {
+                (going.slot, going.key, going.end) = (entry.slot, node.key(), node.end());
+            }
+            going.count += 1;
+            going.parent = node.parent();
+            gone += 1;
+        }
+        self.end_going(going);
+        self.held[tier] -= gone as u64;
+        self.held_anywhere -= gone;
+        let told = &mut self.told[tier];
+        told.blocks -= gone as u64;
+        told.digest = told.digest.wrapping_sub(digest);
+        gone
+    }
+
+    /// Tells of blocks that went, and that the one above them has a child less.
+    fn end_going(&mut self, going: Going) {
+        if going.count == 0 {
+            return;
+        }
+        self.tape.remove(going);
+        if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
+            self.release(going.parent);
+        }
+    }
+
+    /// Gives up the one copy of a block that is sure to be meant. Returns whether there is such.
+    #[inline(never)]
+    fn remove_known(&mut self, hash: EngineHash, entry: Entry, tier: usize, at_once: bool) -> bool {
+        // It may have gone with a block before.
+        let known = self.arena.live(entry.slot).is_some_and(|n| n.hash() == hash);
+        let entry = if known { Some(entry) } else { self.arena.look(hash).ok() };
+        let Some(Entry { slot, .. }) = entry else { return false };
+        let node = self.arena.get_mut(slot);
+        if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) || at_once && !node.has(SENT << tier) {
+            return false;
+        }
+        node.set_copies_low(tier, 0);
+        if at_once {
+            node.set(SENT << tier, false);
+        }
+        let node = *node;
+        self.held[tier] -= 1;
+        self.held_anywhere -= usize::from(!node.is_held_anywhere());
+        if !at_once {
+            self.touch(slot, tier);
+            return true;
+        }
+        self.told[tier].remove(node.key());
+        self.tape.remove(Going {
+            slot,
+            parent: node.parent(),
+            key: node.key(),
+            end: node.end(),
+            count: 1,
+            ..Going::none(tier, self.config.block_size.tokens())
+        });
+        if node.is_idle() {
+            self.release(slot);
+        }
+        true
     }
 }

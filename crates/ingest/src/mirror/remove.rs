@@ -2,8 +2,12 @@
 
 use super::Mirror;
 use super::arena::AHEAD;
-use super::node::{NONE, Slot, TWIN};
+use super::node::{Slot, TWIN};
+use super::slots::Entry;
 use crate::{EngineHash, RefusalReason, Removed};
+
+/// Up to so many blocks need no large room.
+const FEW: usize = 4;
 
 impl Mirror {
     pub(super) fn remove(&mut self, removed: &Removed) {
@@ -13,8 +17,18 @@ impl Mirror {
         if !self.groups.removes(removed.group) {
             return;
         }
-        let mut found = [NONE; AHEAD];
-        for (piece, hashes) in removed.hashes.chunks(AHEAD).enumerate() {
+        if removed.hashes.len() <= FEW {
+            self.remove_in::<FEW>(removed, tier);
+        } else {
+            self.remove_in::<AHEAD>(removed, tier);
+        }
+        self.sweep();
+    }
+
+    /// Removes in pieces of `N` blocks.
+    fn remove_in<const N: usize>(&mut self, removed: &Removed, tier: usize) {
+        let mut found = [Entry::NONE; N];
+        for (piece, hashes) in removed.hashes.chunks(N).enumerate() {
             self.arena.find_each(hashes, &mut found);
             let mut at = 0;
             while at < hashes.len() {
@@ -23,12 +37,11 @@ impl Mirror {
                 }
                 let Some(hash) = hashes.get(at) else { break };
                 let counts = removed.remaining_copies.as_ref();
-                let remaining = counts.and_then(|c| c.get(piece * AHEAD + at)).copied();
+                let remaining = counts.and_then(|c| c.get(piece * N + at)).copied();
                 self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
                 at += 1;
             }
         }
-        self.sweep();
     }
 
     fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {
@@ -73,7 +86,7 @@ impl Mirror {
     }
 
     /// One copy less; of a suspect, whose count may be too high, all of them.
-    fn give_up(&mut self, slot: Slot, tier: usize, remaining: Option<u32>) {
+    pub(super) fn give_up(&mut self, slot: Slot, tier: usize, remaining: Option<u32>) {
         let left = if self.unsuspect(slot, tier) {
             0
         } else {

@@ -1,45 +1,25 @@
 //! Finds slots by engine hash: buckets of one cache line, four bytes a slot, nothing left behind by a removal.
 
+mod bucket;
+
 use super::node::Slot;
 use crate::EngineHash;
 use crate::fixed_hash::scatter;
+use bucket::{Bucket, ENTRIES, GROUPS};
 
-/// Entries in a bucket: a cache line with the count beside them.
-const ENTRIES: usize = 15;
-/// An entry that is in use nowhere: the slot that stands for none.
-const EMPTY: u32 = SLOT;
-/// The part of an entry that names a slot; the rest is eight bits of the hash.
-const SLOT: u32 = (1 << 24) - 1;
-/// Fullest that the table gets, in entries of a hundred buckets: beyond this one lookup in five reads a second line.
-const FULLEST: usize = ENTRIES * 84;
-
-/// Groups of hashes that a bucket counts apart.
-const GROUPS: u32 = 7;
-/// The largest count of a bucket.
-const COUNT: u32 = 15;
-
+/// Fullest that the table gets, in entries of a hundred buckets. Where blocks come and go for long, one lookup in five of
+/// a hash that isn't there then reads a second line; at 84 it would be two or three more lines for each.
+const FULLEST: usize = ENTRIES * 72;
 /// What is expected is made room for once so small a part of it is there.
 pub(super) const EARLY: usize = 16;
-
-/// Fifteen entries that belong here, or passed by a full bucket before, those in use first; then a word that counts
-/// them, and how many of each of seven groups of hashes passed by this one and lie in a later one: four bits each. A hash
-/// that isn't in the table is so seldom looked for beyond its own line. One array, so that a search compares whole
-/// vectors.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Bucket([u32; ENTRIES + 1]);
-
-const NEW: Bucket = {
-    let mut words = [EMPTY; ENTRIES + 1];
-    words[ENTRIES] = 0;
-    Bucket(words)
-};
 
 /// Slots by engine hash. The hashes themselves are kept by whoever gives out the slots.
 #[derive(Debug, Default)]
 pub(crate) struct SlotTable {
     buckets: Vec<Bucket>,
     len: usize,
+    /// Most slots before it grows.
+    most: usize,
     /// Slots that are expected, 0 where unknown.
     expected: usize,
 }
@@ -47,30 +27,42 @@ pub(crate) struct SlotTable {
 /// Where there is room for a hash that isn't in the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Vacancy {
-    home: u32,
+    place: Place,
     bucket: u32,
+    at: u32,
 }
 
-impl Vacancy {
-    /// Not known: the table must grow first.
-    const ANYWHERE: Self = Self {
-        home: 0,
-        bucket: u32::MAX,
-    };
+/// No bucket: the table must grow first.
+const NOWHERE: u32 = u32::MAX;
 
-    #[inline]
-    fn is_known(self) -> bool {
-        self.bucket != u32::MAX
-    }
+/// An entry of the table; it is there until something is added or this one is taken.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    /// The slot.
+    pub(crate) slot: Slot,
+    bucket: u32,
+    at: u16,
+    /// It lies in another bucket than its hash belongs in.
+    is_away: bool,
+}
+
+impl Entry {
+    /// None, with a slot that no node has.
+    pub(crate) const NONE: Self = Self {
+        slot: super::node::NONE,
+        bucket: 0,
+        at: 0,
+        is_away: false,
+    };
 }
 
 /// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by.
 #[derive(Clone, Copy)]
 struct Place {
-    bucket: usize,
-    tag: u32,
-    /// Bits to shift the last word of a bucket by.
-    group: u32,
+    bucket: u32,
+    tag: u8,
+    /// Bits to shift the counts of a bucket by.
+    group: u8,
 }
 
 impl SlotTable {
@@ -94,15 +86,15 @@ impl SlotTable {
     fn place(&self, hash: EngineHash) -> Place {
         let spread = scatter(hash.0);
         Place {
-            bucket: (((spread >> 32) * self.buckets.len() as u64) >> 32) as usize,
-            tag: (spread as u32) << 24,
-            group: 4 + 4 * (((spread as u32 >> 8 & 0xffff) * GROUPS) >> 16),
+            bucket: ((spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32) as u32,
+            tag: Bucket::tag(spread as u8),
+            group: ((spread >> 8) as u8) % GROUPS as u8 * 4,
         }
     }
 
     #[inline]
-    fn after(&self, bucket: usize) -> usize {
-        if bucket + 1 == self.buckets.len() {
+    fn after(&self, bucket: u32) -> u32 {
+        if bucket as usize + 1 == self.buckets.len() {
             0
         } else {
             bucket + 1
@@ -112,81 +104,92 @@ impl SlotTable {
     /// Reads the line that a hash belongs in: many such reads overlap, so that the lookups after them find it near.
     #[inline]
     pub(crate) fn touch(&self, hash: EngineHash) -> u32 {
-        self.buckets
-            .get(self.place(hash).bucket)
-            .map_or(0, |line| line.0[ENTRIES])
+        let place = self.place(hash);
+        self.buckets.get(place.bucket as usize).map_or(0, Bucket::touch)
     }
 
-    /// The first slot in a hash's own line that looks like it; the slot that stands for none where there is none.
+    /// The first entry in a hash's own line that looks like it.
     #[inline]
-    pub(crate) fn guess(&self, hash: EngineHash) -> Slot {
+    pub(crate) fn guess(&self, hash: EngineHash) -> Entry {
         let Place { bucket, tag, .. } = self.place(hash);
-        let Some(line) = self.buckets.get(bucket) else {
-            return EMPTY;
-        };
-        match line.alike(tag) {
-            0 => EMPTY,
-            alike => line.0[alike.trailing_zeros() as usize % ENTRIES] & SLOT,
+        let line = self.buckets.get(bucket as usize);
+        match line.and_then(|line| Some((line, line.alike(tag).lowest()?))) {
+            None => Entry::NONE,
+            Some((line, at)) => Entry {
+                slot: line.slot(at),
+                bucket,
+                at: at as u16,
+                is_away: false,
+            },
         }
     }
 
-    /// The first slot with this hash that `accept` takes.
+    /// The first entry with this hash whose slot `accept` takes.
     #[inline]
-    pub(crate) fn find(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Option<Slot> {
+    pub(crate) fn find(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Option<Entry> {
         self.look(hash, accept).ok()
     }
 
-    /// The first slot with this hash that `accept` takes, or where one may be added.
+    /// The first entry with this hash whose slot `accept` takes, or where one may be added.
     #[inline]
-    pub(crate) fn look(&self, hash: EngineHash, mut accept: impl FnMut(Slot) -> bool) -> Result<Slot, Vacancy> {
-        if self.buckets.is_empty() {
-            return Err(Vacancy::ANYWHERE);
+    pub(crate) fn look(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
+        let place = self.place(hash);
+        if let Some(line) = self.buckets.get(place.bucket as usize)
+            && line.alike(place.tag).is_nowhere()
+            && line.passed(place.group) == 0
+            && let Some(at) = line.vacancy()
+        {
+            return Err(Vacancy {
+                place,
+                bucket: place.bucket,
+                at: at as u32,
+            });
         }
-        let Place {
-            bucket: home,
-            tag,
-            group,
-        } = self.place(hash);
-        let mut bucket = home;
-        let mut vacancy = Vacancy::ANYWHERE;
+        self.look_through(place, accept)
+    }
+
+    /// Like [`SlotTable::look`], for a hash that may be there, or whose line others passed by.
+    #[inline(never)]
+    fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
+        let mut vacancy = Vacancy {
+            place,
+            bucket: NOWHERE,
+            at: 0,
+        };
+        let mut bucket = place.bucket;
         for _ in 0..self.buckets.len() {
-            let line = &self.buckets[bucket];
-            let mut alike = line.alike(tag);
-            while alike != 0 {
-                let slot = line.0[alike.trailing_zeros() as usize] & SLOT;
-                if slot != EMPTY && accept(slot) {
-                    return Ok(slot);
+            let line = &self.buckets[bucket as usize];
+            let mut alike = line.alike(place.tag);
+            while let Some(at) = alike.lowest() {
+                let slot = line.slot(at);
+                if accept(slot) {
+                    return Ok(Entry {
+                        slot,
+                        bucket,
+                        at: at as u16,
+                        is_away: bucket != place.bucket,
+                    });
                 }
-                alike &= alike - 1;
+                alike = alike.rest();
             }
-            if !vacancy.is_known() && line.len() < ENTRIES {
-                vacancy = Vacancy {
-                    home: home as u32,
-                    bucket: bucket as u32,
-                };
+            if vacancy.bucket == NOWHERE
+                && let Some(at) = line.vacancy()
+            {
+                (vacancy.bucket, vacancy.at) = (bucket, at as u32);
             }
             // What isn't here may still have room further on.
-            if line.passed(group) == 0 {
+            if line.passed(place.group) == 0 {
                 break;
             }
             bucket = self.after(bucket);
         }
-        if self.is_full() {
-            vacancy = Vacancy::ANYWHERE;
-        }
         Err(vacancy)
-    }
-
-    /// Whether one more makes it grow.
-    #[inline]
-    fn is_full(&self) -> bool {
-        (self.len + 1) * 100 > self.buckets.len() * FULLEST
     }
 
     /// Adds a slot; `hash_of` tells the hash of any slot in the table.
     #[inline]
     pub(crate) fn insert(&mut self, hash: EngineHash, slot: Slot, hash_of: impl Fn(Slot) -> EngineHash) {
-        if self.is_full() {
+        if self.len >= self.most {
             self.grow(hash_of);
         }
         self.put(hash, slot);
@@ -202,58 +205,54 @@ impl SlotTable {
         slot: Slot,
         hash_of: impl Fn(Slot) -> EngineHash,
     ) {
-        if !vacancy.is_known() {
+        let Vacancy { place, bucket, at } = vacancy;
+        if self.len >= self.most || bucket != place.bucket {
             return self.insert(hash, slot, hash_of);
         }
-        let Place { tag, group, .. } = self.place(hash);
-        let mut at = vacancy.home as usize;
-        while at != vacancy.bucket as usize {
-            self.buckets[at].pass(group);
-            at = self.after(at);
-        }
-        self.buckets[at].add(tag | slot);
+        self.buckets[bucket as usize].put(at as usize, place.tag, slot);
         self.len += 1;
     }
 
-    #[inline]
+    #[inline(never)]
     fn put(&mut self, hash: EngineHash, slot: Slot) {
         let Place { mut bucket, tag, group } = self.place(hash);
         // Ends: there is room, or the table would have grown.
-        while self.buckets[bucket].len() == ENTRIES {
-            self.buckets[bucket].pass(group);
+        loop {
+            let line = &mut self.buckets[bucket as usize];
+            if let Some(at) = line.vacancy() {
+                return line.put(at, tag, slot);
+            }
+            line.pass(group);
             bucket = self.after(bucket);
         }
-        self.buckets[bucket].add(tag | slot);
     }
 
     /// Takes a slot out.
     #[inline]
     pub(crate) fn remove(&mut self, hash: EngineHash, slot: Slot) {
-        if self.buckets.is_empty() {
-            return;
+        if let Some(entry) = self.find(hash, |s| s == slot) {
+            self.take(hash, entry);
         }
-        let Place {
-            bucket: home,
-            tag,
-            group,
-        } = self.place(hash);
-        let mut bucket = home;
-        for _ in 0..self.buckets.len() {
-            let line = &mut self.buckets[bucket];
-            if let Some(at) = line.0[..ENTRIES].iter().position(|entry| *entry == tag | slot) {
-                line.take(at);
-                self.len -= 1;
-                // Those that it passed on its way.
-                let mut at = home;
-                while at != bucket {
-                    self.buckets[at].unpass(group);
-                    at = self.after(at);
-                }
-                return;
-            }
-            if line.passed(group) == 0 {
-                return;
-            }
+    }
+
+    /// Takes an entry out that was found for this hash; nothing was added since, and it wasn't taken.
+    #[inline]
+    pub(crate) fn take(&mut self, hash: EngineHash, entry: Entry) {
+        let line = &mut self.buckets[entry.bucket as usize];
+        debug_assert!(line.slots().any(|slot| slot == entry.slot), "taken twice");
+        line.take(usize::from(entry.at));
+        self.len -= 1;
+        if entry.is_away {
+            self.unpass(hash, entry.bucket);
+        }
+    }
+
+    /// A hash that passed by buckets on its way to one is gone.
+    #[inline(never)]
+    fn unpass(&mut self, hash: EngineHash, to: u32) {
+        let Place { mut bucket, group, .. } = self.place(hash);
+        while bucket != to {
+            self.buckets[bucket as usize].unpass(group);
             bucket = self.after(bucket);
         }
     }
@@ -267,71 +266,11 @@ impl SlotTable {
             _ => self.len + 1 + self.len / 2,
         };
         let buckets = (wanted * 100).div_ceil(FULLEST).max(1);
-        let old = std::mem::replace(&mut self.buckets, vec![NEW; buckets]);
-        for entry in old.iter().flat_map(|b| &b.0[..ENTRIES]) {
-            let slot = entry & SLOT;
-            if slot != EMPTY {
-                self.put(hash_of(slot), slot);
-            }
+        self.most = buckets * FULLEST / 100;
+        let old = std::mem::replace(&mut self.buckets, vec![Bucket::NEW; buckets]);
+        for slot in old.iter().flat_map(Bucket::slots) {
+            self.put(hash_of(slot), slot);
         }
-    }
-}
-
-impl Bucket {
-    /// Entries in use.
-    #[inline]
-    fn len(&self) -> usize {
-        (self.0[ENTRIES] & COUNT) as usize
-    }
-
-    /// How many of a group passed by; [`COUNT`] stands for that many or more.
-    #[inline]
-    fn passed(&self, group: u32) -> u32 {
-        self.0[ENTRIES] >> group & COUNT
-    }
-
-    /// One of a group passes by. A count that is full stays so: then more is looked through than need be.
-    #[inline]
-    fn pass(&mut self, group: u32) {
-        self.0[ENTRIES] += u32::from(self.passed(group) < COUNT) << group;
-    }
-
-    #[inline]
-    fn unpass(&mut self, group: u32) {
-        self.0[ENTRIES] -= u32::from(self.passed(group) < COUNT) << group;
-    }
-
-    /// Adds an entry where there is room.
-    #[inline]
-    fn add(&mut self, entry: u32) {
-        let at = self.len();
-        self.0[at] = entry;
-        self.0[ENTRIES] += 1;
-    }
-
-    /// Takes an entry out.
-    #[inline]
-    fn take(&mut self, at: usize) {
-        let last = self.len() - 1;
-        self.0[at] = self.0[last];
-        self.0[last] = EMPTY;
-        self.0[ENTRIES] -= 1;
-    }
-
-    /// A bit for each entry with this part of a hash; some may be empty.
-    #[inline]
-    fn alike(&self, tag: u32) -> u32 {
-        // Mostly none is, which is found faster than which.
-        let is_alike = |word: &u32| word & !SLOT == tag;
-        if !self.0.iter().fold(false, |any, word| any | is_alike(word)) {
-            return 0;
-        }
-        let bits = self
-            .0
-            .iter()
-            .enumerate()
-            .fold(0, |bits, (i, word)| bits | u32::from(is_alike(word)) << i);
-        bits & ((1 << ENTRIES) - 1)
     }
 }
 
@@ -371,21 +310,18 @@ mod tests {
                 let slot = (n % hashes.len() as u64) as Slot;
                 if let Some(hash) = map.remove(&slot) {
                     table.remove(hash, slot);
-                    assert_eq!(table.find(hash, |s| s == slot), None);
+                    assert!(table.find(hash, |s| s == slot).is_none());
                 }
             }
             assert_eq!(table.len(), map.len());
         }
         for (slot, hash) in &map {
-            assert_eq!(table.find(*hash, |s| s == *slot), Some(*slot));
+            assert_eq!(table.find(*hash, |s| s == *slot).map(|e| e.slot), Some(*slot));
         }
-        let passed = table.buckets.iter().filter(|b| b.0[ENTRIES] > COUNT).count();
         map.iter().for_each(|(slot, hash)| table.remove(*hash, *slot));
         assert_eq!(table.len(), 0);
-        assert!(table.buckets.iter().all(|b| b.len() == 0));
         // Only counts that were full stay.
-        let stay = |b: &Bucket| (0..GROUPS).all(|g| matches!(b.passed(4 + 4 * g), 0 | COUNT));
-        assert!(table.buckets.iter().all(stay), "{passed} buckets with passes before");
+        assert!(table.buckets.iter().all(Bucket::is_left_as_new));
     }
 
     #[test]

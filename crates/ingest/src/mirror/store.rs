@@ -4,6 +4,7 @@ use super::Mirror;
 use super::groups::Use;
 use super::node::{GHOST, NONE, Node, PIN, ROOT, SIDE, Side, Slot, TWIN};
 use super::place::Place;
+use super::plain::Plain;
 use crate::fixed_hash::scatter;
 use crate::{EngineHash, RefusalReason, Stored};
 
@@ -30,10 +31,10 @@ impl Mirror {
         if stored.hashes.is_empty() {
             return;
         }
-        if has_duplicate(&stored.hashes) {
-            return self.refuse(RefusalReason::DuplicateHash);
-        }
         if stored.tokens.is_empty() {
+            if has_duplicate(&stored.hashes) {
+                return self.refuse(RefusalReason::DuplicateHash);
+            }
             return self.store_by_hash(stored, tier);
         }
         if stored.block_size == 0 || stored.tokens.len() != stored.block_size as usize * stored.hashes.len() {
@@ -48,10 +49,14 @@ impl Mirror {
         }
         // Events of outer tiers lack the salt: the GPU's event knows the place better.
         if tier > 0 && !stored.has_extra_keys && stored.cache_salt.is_none() {
+            if has_duplicate(&stored.hashes) {
+                return self.refuse(RefusalReason::DuplicateHash);
+            }
             return self.store_outer(stored, tier);
         }
         match self.start(stored) {
             Start::Below(parent) => self.store_below(parent, stored, tier),
+            Start::Unknown(_) if has_duplicate(&stored.hashes) => self.refuse(RefusalReason::DuplicateHash),
             Start::Unknown(parent) => {
                 self.refuse(RefusalReason::UnknownParent);
                 self.quarantine_from(stored, 0, Some(parent), tier);
@@ -63,16 +68,30 @@ impl Mirror {
     /// Finds what the first block hangs below.
     fn start(&mut self, stored: &Stored) -> Start {
         let Some(parent) = stored.parent else {
-            let key = self.root_key(stored);
-            return Start::Below(self.arena.root(key));
+            return Start::Below(self.start_at_root(stored));
         };
-        let Some(found) = self.arena.find(parent) else {
+        // Mostly it goes on where the chain before ended.
+        let (end, _) = self.last_end;
+        let memo = self.arena.node(end).filter(|n| n.hash() == parent).map(|_| end);
+        let Some(found) = memo.or_else(|| self.arena.find(parent)) else {
             return Start::Unknown(parent);
         };
-        let named = stored.cache_salt.is_some() || stored.adapter.is_some();
         if !self.arena.get(found).has(TWIN) && stored.cache_salt.is_none() {
             return Start::Below(found);
         }
+        self.start_among(parent, stored)
+    }
+
+    #[inline(never)]
+    fn start_at_root(&mut self, stored: &Stored) -> Slot {
+        let key = self.root_key(stored);
+        self.arena.root(key)
+    }
+
+    /// Finds which of the blocks with the parent's hash is meant.
+    #[inline(never)]
+    fn start_among(&mut self, parent: EngineHash, stored: &Stored) -> Start {
+        let named = stored.cache_salt.is_some() || stored.adapter.is_some();
         let candidates = self.arena.find_all(parent);
         if stored.cache_salt.is_some() || (named && candidates.len() > 1) {
             // Equal hashes in several namespaces: the event says which one it means.
@@ -93,16 +112,47 @@ impl Mirror {
     }
 
     fn store_below(&mut self, parent: Slot, stored: &Stored, tier: usize) {
-        let size = stored.block_size as usize;
-        let plain = stored.extra_keys.is_empty();
-        let mut place = Place::default();
         if tier == 0 {
             self.confirm_above(parent);
         }
         let plainly = self.store_plain(parent, stored, tier);
-        let mut above = plainly.above;
+        let above = if plainly.done < stored.hashes.len() {
+            self.store_rest(plainly, stored, tier)
+        } else {
+            plainly.above
+        };
+        let parent_node = *self.arena.get(parent);
+        self.last_end = match self.last_end {
+            _ if parent_node.has(ROOT) => (above, parent),
+            (end, root) if end == parent => (above, root),
+            _ => (NONE, NONE),
+        };
+        // A root that nothing could be stored below goes again.
+        if above == parent && parent_node.is_idle() {
+            self.release(parent);
+        }
+        if !self.quarantine.is_empty() {
+            for hash in &stored.hashes {
+                self.resolve(*hash);
+            }
+        }
+        self.sweep();
+    }
+
+    /// Stores what the short way left. Returns the last block that is there.
+    #[inline(never)]
+    fn store_rest(&mut self, plainly: Plain, stored: &Stored, tier: usize) -> Slot {
+        let Plain { done, mut above } = plainly;
+        // The short way stops at a hash that comes a second time, so it needn't look for one itself.
+        if has_duplicate(&stored.hashes) {
+            self.refuse(RefusalReason::DuplicateHash);
+            return self.take_back(above, done, tier);
+        }
+        let size = stored.block_size as usize;
+        let plain = stored.extra_keys.is_empty();
+        let mut place = Place::default();
         let blocks = stored.hashes.iter().zip(stored.tokens.chunks_exact(size)).enumerate();
-        for (i, (hash, tokens)) in blocks.skip(plainly.done) {
+        for (i, (hash, tokens)) in blocks.skip(done) {
             let identities = if plain { Vec::new() } else { self.identities(stored, i) };
             if self.place(above, tokens, &identities, &mut place).is_none() {
                 self.refuse(RefusalReason::TooLarge);
@@ -114,21 +164,17 @@ impl Mirror {
             self.announce(slot, tier, remaining(stored.remaining_copies.as_deref(), i));
             above = slot;
         }
-        self.last_end = match self.last_end {
-            _ if self.arena.get(parent).has(ROOT) => (above, parent),
-            (end, root) if end == parent => (above, root),
-            _ => (NONE, NONE),
-        };
-        // A root that nothing could be stored below goes again.
-        if above == parent && self.arena.get(parent).is_idle() {
-            self.release(parent);
+        above
+    }
+
+    /// Takes the last `blocks` back that the short way stored down to `above`. Returns what they hang below.
+    fn take_back(&mut self, mut above: Slot, blocks: usize, tier: usize) -> Slot {
+        for _ in 0..blocks {
+            let slot = above;
+            above = self.arena.get(slot).parent();
+            self.give_up(slot, tier, None);
         }
-        if !self.quarantine.is_empty() {
-            for hash in &stored.hashes {
-                self.resolve(*hash);
-            }
-        }
-        self.sweep();
+        above
     }
 
     /// Counts a copy of a block, or takes the engine's own count.
@@ -231,6 +277,7 @@ impl Mirror {
     }
 
     /// An event without tokens: its blocks are known by the GPU's events, or will be.
+    #[inline(never)]
     fn store_by_hash(&mut self, stored: &Stored, tier: usize) {
         for (i, hash) in stored.hashes.iter().enumerate() {
             let remaining = remaining(stored.remaining_copies.as_deref(), i);
@@ -248,6 +295,7 @@ impl Mirror {
 
     /// An outer tier's event with tokens but without extra keys: by hash first, then below a known parent, whose
     /// namespace it shares. The start of a prompt can't tell its salt and waits for the GPU's event.
+    #[inline(never)]
     fn store_outer(&mut self, stored: &Stored, tier: usize) {
         let size = stored.block_size as usize;
         let mut parent = stored.parent;
@@ -295,6 +343,7 @@ impl Mirror {
         }
     }
 
+    #[inline(never)]
     fn quarantine_from(&mut self, stored: &Stored, from: usize, parent: Option<EngineHash>, tier: usize) {
         let size = stored.block_size as usize;
         let mut parent = parent;
@@ -310,6 +359,7 @@ impl Mirror {
     }
 
     /// Takes out of the quarantine what a block that is known now explains.
+    #[inline(never)]
     pub(super) fn resolve(&mut self, hash: EngineHash) {
         let mut known = vec![hash];
         let mut place = Place::default();

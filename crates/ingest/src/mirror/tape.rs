@@ -1,0 +1,334 @@
+//! What the index will be told next, written down as it happens: ops in order, neighbouring blocks in one.
+
+use std::collections::VecDeque;
+
+use cairn_blocks::{BlockKey, Depth};
+use cairn_index::{HolderId, Op};
+
+use super::node::{NONE, Slot};
+
+/// Keys in one batch: 32 KiB, half of what a log entry should have.
+pub(crate) const MAX_KEYS: usize = 4 << 10;
+/// Ops in one batch: removals of single blocks are about 20 bytes each.
+pub(crate) const MAX_OPS: usize = 1 << 10;
+/// Full batches that wait here while the index doesn't take them, beside what one event adds. What comes then is noted
+/// block by block instead, where it coalesces: an index that is away costs no more than what is held.
+const MAX_CLOSED: usize = 1;
+
+/// The last node of a store, and its tier: what is needed to take a store back.
+pub(crate) type Tail = Option<(Slot, usize)>;
+
+/// Ops with their tails: what goes in one batch.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    pub(crate) ops: Vec<Op>,
+    /// One for each op.
+    pub(crate) tails: Vec<Tail>,
+    /// Keys in all its stores, and one for each removal.
+    keys: usize,
+}
+
+impl Changes {
+    /// Adds an op.
+    pub(crate) fn push(&mut self, op: Op, tail: Tail) {
+        self.ops.push(op);
+        self.tails.push(tail);
+    }
+
+    /// Puts an op before all others.
+    pub(crate) fn push_first(&mut self, op: Op) {
+        self.ops.insert(0, op);
+        self.tails.insert(0, None);
+    }
+
+    fn is_full(&self) -> bool {
+        self.ops.len() >= MAX_OPS || self.keys >= MAX_KEYS
+    }
+}
+
+/// How the next change may join the last op.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Last {
+    /// It can't.
+    #[default]
+    Other,
+    /// A store of this tier, down to this node.
+    Store { tier: usize, tail: Slot },
+    /// A removal of this tier, from the deepest node up to below another one.
+    Remove { tier: usize, deepest: Slot, above: Slot },
+}
+
+/// A run of new blocks, each the child of the one before.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) tier: usize,
+    /// What the first hangs below, its key and its depth.
+    pub(super) above: Slot,
+    pub(super) anchor: BlockKey,
+    pub(super) anchor_depth: Depth,
+    pub(super) keys: Vec<BlockKey>,
+    /// The last one.
+    pub(super) tail: Slot,
+}
+
+/// Blocks that go, each the parent of the one before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Going {
+    pub(super) tier: usize,
+    /// The deepest, and the one above all of them.
+    pub(super) slot: Slot,
+    pub(super) parent: Slot,
+    /// Key of the deepest, and tokens from the root to its end.
+    pub(super) key: BlockKey,
+    pub(super) end: u32,
+    pub(super) count: u32,
+    /// Tokens in a block.
+    pub(super) size: u32,
+}
+
+impl Going {
+    /// No block yet.
+    pub(super) fn none(tier: usize, size: u32) -> Self {
+        Self {
+            tier,
+            slot: NONE,
+            parent: NONE,
+            key: BlockKey(0),
+            end: 0,
+            count: 0,
+            size,
+        }
+    }
+
+    fn depth(&self) -> Depth {
+        Depth(self.end / self.size)
+    }
+}
+
+/// Ops that aren't in a batch yet.
+#[derive(Debug, Default)]
+pub(crate) struct Tape {
+    /// Whom ops are about, by tier; empty while nothing may be told.
+    holders: Vec<HolderId>,
+    closed: VecDeque<Changes>,
+    open: Changes,
+    last: Last,
+    /// Room for the keys of a short store.
+    spare: Vec<BlockKey>,
+}
+
+impl Tape {
+    /// Ops whose buffers are kept: what a few steps of decoding change.
+    const KEPT_OPS: usize = 16;
+    /// Keys whose buffer is kept.
+    const KEPT_KEYS: usize = 64;
+
+    /// From here on changes are about these holders.
+    pub(crate) fn start(&mut self, holders: &[HolderId]) {
+        self.holders = holders.to_vec();
+    }
+
+    /// Nothing may be told until the next start, and what wasn't told never will be.
+    pub(crate) fn stop(&mut self) {
+        self.holders.clear();
+        self.discard();
+    }
+
+    /// Forgets what wasn't told.
+    pub(crate) fn discard(&mut self) {
+        self.closed = VecDeque::new();
+        self.open = Changes::default();
+        self.last = Last::Other;
+    }
+
+    /// Whether the next event's changes of a tier may be written down.
+    #[inline]
+    pub(super) fn takes(&self, tier: usize) -> bool {
+        tier < self.holders.len() && self.closed.len() < MAX_CLOSED
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.ops.is_empty() && self.closed.is_empty()
+    }
+
+    /// Keys that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.open.keys + self.closed.iter().map(|c| c.keys).sum::<usize>()
+    }
+
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let of = |changes: &Changes| {
+            changes.ops.capacity() * size_of::<Op>()
+                + changes.tails.capacity() * size_of::<Tail>()
+                + changes.keys * size_of::<BlockKey>()
+        };
+        of(&self.open) + self.closed.iter().map(of).sum::<usize>() + self.spare.capacity() * size_of::<BlockKey>()
+    }
+
+    /// The next batch's changes, oldest first.
+    pub(crate) fn take(&mut self) -> Option<Changes> {
+        if let Some(changes) = self.closed.pop_front() {
+            return Some(changes);
+        }
+        if self.open.ops.is_empty() {
+            return None;
+        }
+        self.last = Last::Other;
+        Some(std::mem::take(&mut self.open))
+    }
+
+    /// Room for the keys of a run, and how many it may have.
+    #[inline]
+    pub(super) fn begin(&mut self, keys: usize) -> (Vec<BlockKey>, usize) {
+        self.make_room();
+        let room = MAX_KEYS - self.open.keys;
+        let mut buffer = std::mem::take(&mut self.spare);
+        buffer.reserve(keys.min(room));
+        (buffer, room)
+    }
+
+    #[inline]
+    fn make_room(&mut self) {
+        if self.open.is_full() {
+            self.last = Last::Other;
+            self.closed.push_back(std::mem::take(&mut self.open));
+        }
+    }
+
+    /// Adds a run that [`Tape::begin`] made room for; it may be empty.
+    pub(super) fn store(&mut self, mut run: Run) {
+        if run.keys.is_empty() {
+            return self.keep(run.keys);
+        }
+        self.open.keys += run.keys.len();
+        let joins = Last::Store {
+            tier: run.tier,
+            tail: run.above,
+        };
+        let joined = self.last == joins;
+        self.last = Last::Store {
+            tier: run.tier,
+            tail: run.tail,
+        };
+        let tail = Some((run.tail, run.tier));
+        if joined
+            && let (Some(Op::Store { keys, .. }), Some(last)) = (self.open.ops.last_mut(), self.open.tails.last_mut())
+        {
+            keys.extend_from_slice(&run.keys);
+            *last = tail;
+            run.keys.clear();
+            return self.keep(run.keys);
+        }
+        let op = Op::Store {
+            holder: self.holders[run.tier],
+            anchor: run.anchor,
+            anchor_depth: run.anchor_depth,
+            skip: 0,
+            keys: run.keys,
+        };
+        self.open.push(op, tail);
+    }
+
+    /// Adds a removal: to the one before where they are neighbours; a block that was only just stored isn't told of
+    /// at all.
+    pub(super) fn remove(&mut self, going: Going) {
+        if going.count == 0 {
+            return;
+        }
+        match &mut self.last {
+            Last::Remove { tier, above, .. } if *above == going.slot && *tier == going.tier => {
+                *above = going.parent;
+                if let Some(Op::Remove { count, .. }) = self.open.ops.last_mut() {
+                    *count += going.count;
+                }
+            }
+            Last::Remove { tier, deepest, .. } if *deepest == going.parent && *tier == going.tier => {
+                *deepest = going.slot;
+                if let Some(Op::Remove { key, depth, count, .. }) = self.open.ops.last_mut() {
+                    (*key, *depth) = (going.key, going.depth());
+                    *count += going.count;
+                }
+            }
+            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => self.unstore(going),
+            Last::Remove { .. } | Last::Store { .. } | Last::Other => {
+                self.push_removal(going, going.key, going.depth());
+            }
+        }
+    }
+
+    fn push_removal(&mut self, going: Going, key: BlockKey, depth: Depth) {
+        self.make_room();
+        self.open.keys += 1;
+        self.last = Last::Remove {
+            tier: going.tier,
+            deepest: going.slot,
+            above: going.parent,
+        };
+        let op = Op::Remove {
+            holder: self.holders[going.tier],
+            key,
+            depth,
+            count: going.count,
+        };
+        self.open.push(op, None);
+    }
+
+    /// The last blocks of the last store go again, and perhaps more above them.
+    fn unstore(&mut self, mut going: Going) {
+        let (Some(Op::Store { keys, .. }), Some(tail)) = (self.open.ops.last_mut(), self.open.tails.last_mut()) else {
+            return;
+        };
+        let stored = keys.len() as u32;
+        if going.count < stored {
+            keys.truncate((stored - going.count) as usize);
+            self.open.keys -= going.count as usize;
+            *tail = Some((going.parent, going.tier));
+            self.last = Last::Store {
+                tier: going.tier,
+                tail: going.parent,
+            };
+            return;
+        }
+        self.open.keys -= stored as usize;
+        self.last = Last::Other;
+        self.open.tails.pop();
+        if let Some(Op::Store {
+            mut keys,
+            anchor,
+            anchor_depth,
+            ..
+        }) = self.open.ops.pop()
+        {
+            keys.clear();
+            self.keep(keys);
+            going.count -= stored;
+            if going.count > 0 {
+                // Nothing more can hang below the deepest one: what did is gone.
+                going.slot = NONE;
+                self.push_removal(going, anchor, anchor_depth);
+            }
+        }
+    }
+
+    /// Keeps an empty buffer of keys, where it is small: an agent has many sources.
+    fn keep(&mut self, keys: Vec<BlockKey>) {
+        if self.spare.capacity() == 0 && keys.capacity() <= Self::KEPT_KEYS {
+            self.spare = keys;
+        }
+    }
+
+    /// Takes over the buffers of changes that nobody needs any more, where they are small.
+    pub(crate) fn reuse(&mut self, mut ops: Vec<Op>, mut tails: Vec<Tail>) {
+        if self.open.ops.capacity() > 0 || ops.capacity() > Self::KEPT_OPS || tails.capacity() > Self::KEPT_OPS {
+            return;
+        }
+        for op in ops.drain(..) {
+            if let Op::Store { mut keys, .. } = op {
+                keys.clear();
+                self.keep(keys);
+            }
+        }
+        tails.clear();
+        (self.open.ops, self.open.tails) = (ops, tails);
+    }
+}
