@@ -116,13 +116,16 @@ fn kv_is_ahead_where_all_prompts_share_their_start_and_engines_are_half_idle() {
     let Some(tau) = data(test, "taubench_airline_b16.jsonl.gz") else {
         return;
     };
-    // At less than 15 % of busy time (20 times the recorded speed) lmetric's P90 is 4 % lower: docs/replay.md.
-    for speed in [40.0, 90.0] {
-        let (tau, options) = (tau.clone().faster(speed), reference());
-        let kv = one(&tau, &named("kv"), &options).ttft_ms;
-        for other in ["lmetric", "sticky", "least-tokens"] {
-            let other = one(&tau, &named(other), &options).ttft_ms;
-            assert!(kv.p50 <= 1.02 * other.p50 && kv.p90 <= 0.9 * other.p90 && kv.p99 <= 0.9 * other.p99);
+    // Of what lmetric needs at P90. Idle engines leave little to win, and to lose.
+    for (speed, margin) in [(20.0, 0.97), (40.0, 0.9), (90.0, 0.9)] {
+        for options in [reference(), Options::default()] {
+            let tau = tau.clone().faster(speed);
+            let kv = one(&tau, &named("kv"), &options).ttft_ms;
+            for other in ["lmetric", "sticky", "least-tokens"] {
+                let theirs = one(&tau, &named(other), &options).ttft_ms;
+                assert!(kv.p50 <= 1.02 * theirs.p50 && kv.p90 <= 1.02 * theirs.p90 && kv.p99 <= 1.02 * theirs.p99);
+                assert!(other != "lmetric" || kv.p90 <= margin * theirs.p90);
+            }
         }
     }
 }
@@ -134,6 +137,8 @@ fn a_hot_prefix_spreads_and_pure_longest_match_collapses() {
         return;
     };
     let (tau, options) = (tau.faster(90.0), reference());
+    let batched = one(&tau, &named("kv"), &Options::default());
+    assert!(batched.utilisation > 0.4 && batched.work_max_over_mean <= 1.06);
     let (kv, greedy) = (
         one(&tau, &named("kv"), &options),
         one(&tau, &named("max-hit"), &options),

@@ -24,7 +24,7 @@ pub const PRICE_BASE_PERCENT: u64 = 10;
 /// probability that workers are busy, and passes its own wait on to those behind it, so the price grows with that share;
 /// the factor is the best of a grid over public conversations, agents and synthetic mixes from 5 % to 80 % of busy time,
 /// and flat between 150 and 400.
-pub const PRICE_BUSY_PERCENT: u64 = 250;
+pub const PRICE_BUSY_PERCENT: u64 = 350;
 
 /// The least price where somebody computes the same start already: a burst of one cold prefix would otherwise be computed
 /// on every idle worker. At 100 a second copy is made only when waiting for the first costs more than computing it again.

@@ -168,8 +168,8 @@ fn coarse(work: u64, bits: u32) -> u32 {
 /// Steps of about a fifth: new tokens that differ by less are equal.
 const NEW_BITS: u32 = 2;
 
-/// Steps of about a twentieth: what workers were given lately evens out as far as what is given next can be foreseen.
-const GIVEN_BITS: u32 = 4;
+/// Steps of about a tenth: what workers were given lately evens out as far as what is given next can be foreseen.
+const GIVEN_BITS: u32 = 3;
 
 /// Lets `policy` choose. Equally good ones are told apart by the least new tokens and the least work lately given, both in
 /// steps, then the least requests, then who waited longest for a request of this router, then a seeded draw; never by
