@@ -69,14 +69,17 @@ pub fn run(args: CalibrateArgs) -> anyhow::Result<()> {
     }
     let mut rows = vec![vec!["cost".to_owned(), "seconds".to_owned()]];
     for (name, value) in serde_json::to_value(fitted.timing)?.as_object().into_iter().flatten() {
-        if !name.starts_with("host_load") && !name.starts_with("transfer") {
+        let measured = ["host_load", "transfer", "shared_load"]
+            .iter()
+            .all(|other| !name.starts_with(other));
+        if measured {
             rows.push(vec![name.clone(), format!("{:.3e}", value.as_f64().unwrap_or(0.0))]);
         }
     }
     rows.push(vec!["each request besides".into(), format!("{:.3e}", fitted.door_s)]);
     output::table(&rows);
     output::line(format!(
-        "{} samples, half of them within {:.1} % of this; loads from host memory and transfers weren't measured",
+        "{} samples, half of them within {:.1} % of this; loads from other memory and transfers weren't measured",
         fitted.samples,
         fitted.off_median * 100.0
     ));

@@ -14,6 +14,7 @@ use anyhow::Context;
 use cairn_replay::{Difference, Report};
 
 pub use self::args::ReplayArgs;
+pub use self::source::open as open_trace;
 use crate::output;
 
 /// Replays and prints.
@@ -26,7 +27,7 @@ pub fn run(args: ReplayArgs) -> anyhow::Result<()> {
     }
     let options = args.options()?;
     let policies = args.policies()?;
-    let trace = options.scenario.shape(source::open(&args)?);
+    let trace = options.scenario.shape(args.open()?);
     if args.advise {
         return advise::run(&trace, &args, &options);
     }

@@ -1,8 +1,9 @@
 //! What a replay is asked to do.
 
+use cairn_index::Role;
 use serde::{Deserialize, Serialize};
 
-use crate::engine_model::{CpuTierConfig, Micros, ModelConfig, Timing, constants};
+use crate::engine_model::{CpuStorePolicy, CpuTierConfig, Micros, ModelConfig, Timing, constants};
 use crate::trace::{Row, Trace};
 
 /// Engines at most.
@@ -30,13 +31,13 @@ pub enum Scenario {
     /// Nothing.
     #[default]
     Steady,
-    /// Every engine restarts empty in the middle of the trace.
+    /// Every engine's cache is emptied in the middle of the trace; they serve on at once, since else nobody would.
     Cold,
-    /// A third more engines (at least one) from the middle on: 6 become 8.
+    /// A third more engines (at least one) are started in the middle: 6 become 8.
     ScaleOut,
     /// A quarter fewer (at least one), drained from the middle on: 8 become 6.
     ScaleIn,
-    /// One engine restarts empty in the middle.
+    /// One engine restarts empty in the middle, and is away until it has started.
     Restart,
     /// Two requests in five begin with one and the same prefix of 4,096 tokens.
     HotPrefix,
@@ -117,20 +118,27 @@ pub struct Options {
     pub model: Model,
     /// Costs of the default model; where `None` those that the trace describes, or a 70B model on eight GPUs.
     pub timing: Option<Timing>,
-    /// Host-memory tier.
-    pub cpu: Option<CpuTierConfig>,
+    /// KV tokens in each engine's host-memory tier; 0 for none.
+    pub cpu_tokens: u64,
     /// Routers, each with its own reservations; requests go round.
     pub routers: u32,
     /// From an engine's event to every router's view.
     pub index_lag: Micros,
     /// How often engines' load is read.
     pub load_period: Micros,
+    /// From an engine's start to its first request; where `None` [`constants::ENGINE_START_S`] for the default model, and
+    /// nothing for the reference model, whose published uses know none.
+    pub engine_start: Option<Micros>,
     /// What happens to the fleet.
     pub scenario: Scenario,
     /// Length of a reporting window.
     pub window: Micros,
     /// Whether engines can fetch blocks from each other.
     pub peer_fetch: bool,
+    /// KV tokens in a store that every engine can read and that takes what any of them stores; 0 for none.
+    pub shared_tokens: u64,
+    /// Engines that only compute prompts: the first of all. Where there are some, the rest only decode.
+    pub prefill: u32,
     /// Whether requests carry their session's name, for policies that go by it.
     pub session_ids: bool,
 }
@@ -143,13 +151,16 @@ impl Default for Options {
             block_size: 0,
             model: Model::Default,
             timing: None,
-            cpu: None,
+            cpu_tokens: 0,
             routers: 1,
             index_lag: Micros(50_000),
             load_period: Micros(1_000_000),
+            engine_start: None,
             scenario: Scenario::Steady,
             window: Micros(60_000_000),
             peer_fetch: false,
+            shared_tokens: 0,
+            prefill: 0,
             session_ids: false,
         }
     }
@@ -180,7 +191,31 @@ impl Options {
         check("engines", self.engines.into(), 1, ENGINES_MAX.into(), "1 to 4096")?;
         check("routers", self.routers.into(), 1, ROUTERS_MAX.into(), "1 to 64")?;
         check("block_size", self.block_size.into(), 0, 4_096, "1 to 4096 tokens, or 0")?;
+        if self.prefill > 0 {
+            let most = u64::from(self.engines) - 1;
+            check(
+                "prefill",
+                self.prefill.into(),
+                1,
+                most,
+                "engines for prefill and for decode",
+            )?;
+            if self.scenario.changes_fleet() {
+                let field = "prefill";
+                let (value, range) = (self.prefill.into(), "0 where the scenario changes the fleet");
+                return Err(InvalidOptions { field, value, range });
+            }
+        }
         let least = u64::from(self.block_size.max(1));
+        if self.shared_tokens > 0 {
+            check(
+                "shared_tokens",
+                self.shared_tokens,
+                least,
+                u64::MAX,
+                "one block or more, or 0",
+            )?;
+        }
         let most = u64::from(ModelConfig::BLOCKS_MAX - 1) * least;
         check(
             "capacity_tokens",
@@ -212,6 +247,25 @@ impl Options {
         self.timing.unwrap_or_else(Timing::llama_70b_8gpu)
     }
 
+    /// What an engine is for.
+    #[must_use]
+    pub fn role(&self, engine: usize) -> Role {
+        match self.prefill as usize {
+            0 => Role::Both,
+            prefill if engine < prefill => Role::Prefill,
+            _ => Role::Decode,
+        }
+    }
+
+    /// From an engine's start to its first request.
+    #[must_use]
+    pub fn engine_start(&self) -> Micros {
+        self.engine_start.unwrap_or(match self.model {
+            Model::Default => Micros::from_seconds(constants::ENGINE_START_S),
+            Model::Reference => Micros(0),
+        })
+    }
+
     /// Tokens of a row's answer that the model generates.
     #[must_use]
     pub fn answer(&self, row: &Row) -> u32 {
@@ -221,7 +275,7 @@ impl Options {
         }
     }
 
-    /// The engine core's shape; `longest` is the trace's longest prompt plus answer.
+    /// The engine core's shape, once the block size is known ([`Options::for_trace`]); `longest` is the trace's longest prompt plus answer.
     #[must_use]
     pub fn model_config(&self, longest: u32) -> ModelConfig {
         let usable = (self.capacity_tokens / u64::from(self.block_size)) as u32;
@@ -231,7 +285,12 @@ impl Options {
             block_size: self.block_size,
             gpu_blocks: blocks,
             max_model_len: longest.max(2),
-            cpu: self.cpu,
+            cpu: (self.cpu_tokens > 0).then(|| CpuTierConfig {
+                blocks: (self.cpu_tokens / u64::from(self.block_size))
+                    .try_into()
+                    .unwrap_or(u32::MAX),
+                store: CpuStorePolicy::default(),
+            }),
             timing: self.default_timing(),
             waiting_max: match self.scenario {
                 Scenario::Overload => OVERLOAD_WAITING,
@@ -266,6 +325,8 @@ pub fn reference_timing() -> Timing {
         host_load_token_s: constants::LLAMA_70B_KV_BYTES / constants::HOST_LINK_BYTES_PER_S,
         transfer_base_s: 0.0,
         transfer_token_s: constants::LLAMA_70B_KV_BYTES / constants::HOST_LINK_BYTES_PER_S,
+        shared_load_base_s: 0.0,
+        shared_load_token_s: constants::LLAMA_70B_KV_BYTES / constants::HOST_LINK_BYTES_PER_S,
     }
 }
 
@@ -281,6 +342,28 @@ mod tests {
             let ours = timing.step_base_s + timing.prefill_s(cached, new);
             assert!((ours - seconds(cached as f64, new as f64)).abs() < 1e-9);
         }
+    }
+
+    #[test]
+    fn host_memory_holds_the_tokens_asked_for_whatever_the_block_size() {
+        for block_size in [16, 128, 512] {
+            let options = Options {
+                block_size,
+                cpu_tokens: 1_024_000,
+                ..Options::default()
+            };
+            let blocks = options.model_config(1_000).cpu.map(|cpu| cpu.blocks);
+            assert_eq!(blocks, Some(1_024_000 / block_size));
+        }
+        assert_eq!(
+            Options {
+                block_size: 16,
+                ..Options::default()
+            }
+            .model_config(1_000)
+            .cpu,
+            None
+        );
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub struct Run {
     pub oracle_fraction: f64,
     /// Share of prompt tokens that were cached, but had to be fetched from host memory or a peer.
     pub fetched: f64,
+    /// Share of requests whose prompt one engine computed and another answered.
+    pub split_share: f64,
     /// Share of prompt tokens that the routers expected to be cached when they decided.
     pub predicted_hit: f64,
     /// Time to the first token.
@@ -76,7 +78,7 @@ pub struct Run {
     pub refused: u64,
     /// Times that a full engine sent a request back to its router.
     pub retries: u64,
-    /// Share of requests by engine.
+    /// Share of requests by the engine that answered.
     pub request_share: Vec<f64>,
     /// Share of computed prompt tokens by engine.
     pub work_share: Vec<f64>,
@@ -105,14 +107,21 @@ pub struct Report {
     pub verdict: String,
 }
 
-/// Time to the first token of many requests, sorted, in milliseconds.
-pub(crate) fn first_token(ms: &[f64]) -> FirstToken {
-    let mean = ms.iter().sum::<f64>() / ms.len().max(1) as f64;
-    FirstToken {
-        p50: quantile(ms, 0.5),
-        p90: quantile(ms, 0.9),
-        p99: quantile(ms, 0.99),
-        mean,
+impl FirstToken {
+    /// Of the times of many requests, in milliseconds and any order.
+    #[must_use]
+    pub fn of(mut ms: Vec<f64>) -> Self {
+        ms.sort_by(f64::total_cmp);
+        Self::of_sorted(&ms)
+    }
+
+    pub(crate) fn of_sorted(ms: &[f64]) -> Self {
+        Self {
+            p50: quantile(ms, 0.5),
+            p90: quantile(ms, 0.9),
+            p99: quantile(ms, 0.99),
+            mean: ms.iter().sum::<f64>() / ms.len().max(1) as f64,
+        }
     }
 }
 
@@ -164,11 +173,17 @@ impl Report {
             "{:<15} {:>6} {:>9} {:>9} {:>9} {:>9} {:>9} {:>7} {:>6} {:>9}",
             "policy", "hit %", "of oracle", "p50 ms", "p90 ms", "p99 ms", "mean ms", "req/s", "busy %", "work max"
         );
+        let splits = self.runs.iter().any(|run| run.split_share > 0.0);
         for (policy, runs) in self.by_policy() {
             let mean = |of: &dyn Fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
+            let split = if splits {
+                format!("  {:.1} % split", mean(&|r| r.split_share * 100.0))
+            } else {
+                String::new()
+            };
             let _ = writeln!(
                 text,
-                "{policy:<15} {:>6.1} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>7.2} {:>6.1} {:>9.2}",
+                "{policy:<15} {:>6.1} {:>9.3} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>7.2} {:>6.1} {:>9.2}{split}",
                 mean(&|r| r.hit * 100.0),
                 mean(&|r| r.oracle_fraction),
                 mean(&|r| r.ttft_ms.p50),

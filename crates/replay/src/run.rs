@@ -1,22 +1,29 @@
 //! One policy over one trace: engines, routers and the index's view in one heap of virtual time.
 
 mod engines;
+mod fetch;
 mod figures;
 mod mirrors;
 mod routers;
+mod shared;
+mod splits;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use cairn_routing::{PolicyConfig, PolicyError};
 
-use crate::engine_model::{CacheEvent, Chain, InvalidModel, Micros, StepOutcome};
+use crate::engine_model::hash::LookupMap;
+use crate::engine_model::{CacheEvent, Chain, InvalidModel, Micros, Output, StepOutcome};
 use crate::options::{InvalidOptions, Options, Scenario};
 use crate::report::Run;
 use crate::trace::Trace;
-use engines::Fleet;
+use engines::{Fleet, Leg};
+use fetch::Fetching;
 use figures::Served;
 use routers::{Decided, Routers};
+use shared::{Change, SharedStore};
+use splits::{Split, Splits};
 
 /// Why a replay wasn't run.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +61,10 @@ pub fn run(
         now: Micros(0),
         fleet,
         routers,
+        shared: (options.shared_tokens > 0)
+            .then(|| SharedStore::new(options.shared_tokens / u64::from(options.block_size))),
+        splits: Splits::default(),
+        fetching: LookupMap::default(),
         published: VecDeque::new(),
         served: vec![Served::default(); trace.rows.len()],
         left: trace.rows.len(),
@@ -72,6 +83,8 @@ enum Event {
     Seen,
     /// The fleet changes.
     Change,
+    /// An engine has started: one that restarted, or a new one.
+    Started(Option<usize>),
     /// A request comes.
     Arrival(usize),
     /// An engine has something to do.
@@ -93,6 +106,14 @@ const ATTEMPTS: usize = 3;
 /// Where events get lost: one batch in so many, and no replay socket to ask for it again.
 const LOST_ONE_IN: u64 = 100;
 
+/// What the routers will see.
+enum Told {
+    /// Of an engine in one of its lifetimes.
+    Engine(usize, u32, Vec<CacheEvent>),
+    /// Of the shared store.
+    Shared(Vec<Change>),
+}
+
 struct World<'a> {
     trace: &'a Trace,
     options: &'a Options,
@@ -102,8 +123,12 @@ struct World<'a> {
     now: Micros,
     fleet: Fleet,
     routers: Routers,
-    /// Published, not yet seen: (moment, engine, lifetime, events).
-    published: VecDeque<(Micros, usize, u32, Vec<CacheEvent>)>,
+    shared: Option<SharedStore>,
+    splits: Splits,
+    /// What is being fetched, by request.
+    fetching: LookupMap<u64, Fetching>,
+    /// Published, not yet seen.
+    published: VecDeque<(Micros, Told)>,
     served: Vec<Served>,
     left: usize,
     path: Vec<u32>,
@@ -120,7 +145,8 @@ impl World<'_> {
 
     fn go(&mut self, told: &mut dyn FnMut(usize)) {
         for engine in 0..self.fleet.len() {
-            self.routers.add_worker(self.now, engine, self.fleet.config());
+            let role = self.options.role(engine);
+            self.routers.add_worker(self.now, engine, self.fleet.config(), role);
         }
         if let Some(first) = self.trace.rows.first() {
             self.at(first.at, Event::Arrival(0));
@@ -165,6 +191,7 @@ impl World<'_> {
             }
             Event::Fetched(engine, life, index) => {
                 if self.fleet.life(engine) == life {
+                    self.release(index);
                     let outcome = self.fleet.fetched(engine, self.now, index);
                     self.settle(engine, outcome);
                 }
@@ -181,18 +208,23 @@ impl World<'_> {
                 self.at(self.now.plus(FRAME_PERIOD), Event::Frames);
             }
             Event::Change => self.change(),
+            Event::Started(engine) => self.started(engine),
         }
     }
 
     fn see(&mut self) {
-        while self.published.front().is_some_and(|(at, ..)| *at <= self.now) {
-            let Some((_, engine, life, events)) = self.published.pop_front() else {
-                return;
-            };
-            self.batches += 1;
-            let lost = self.options.scenario == Scenario::LostEvents && self.batches.is_multiple_of(LOST_ONE_IN);
-            if self.fleet.life(engine) == life && !lost {
-                self.routers.see(engine, &events);
+        while self.published.front().is_some_and(|(at, _)| *at <= self.now) {
+            match self.published.pop_front() {
+                None => return,
+                Some((_, Told::Shared(changes))) => self.routers.see_shared(&changes),
+                Some((_, Told::Engine(engine, life, events))) => {
+                    self.batches += 1;
+                    let lost =
+                        self.options.scenario == Scenario::LostEvents && self.batches.is_multiple_of(LOST_ONE_IN);
+                    if self.fleet.life(engine) == life && !lost {
+                        self.routers.see(engine, &events);
+                    }
+                }
             }
         }
     }
@@ -205,27 +237,37 @@ impl World<'_> {
         trace.name_blocks(index, self.options.block_size, &self.path, &mut hashes);
         let mut tried = Vec::new();
         for _ in 0..ATTEMPTS {
-            let Some(Decided { engine, fetch }) =
-                self.routers.decide(self.now, index, trace, &self.path, &hashes, &tried)
-            else {
+            let decided = self.routers.decide(self.now, index, trace, &self.path, &hashes, &tried);
+            let Some(Decided { engine, decode, fetch }) = decided else {
                 break;
             };
-            let chain = Chain {
-                tokens: row.input,
-                hashes: std::mem::take(&mut hashes),
+            let remote = self.begin_fetch(index, fetch, &hashes);
+            let leg = Leg {
+                chain: Chain {
+                    tokens: row.input,
+                    hashes: std::mem::take(&mut hashes),
+                },
+                remote,
+                output: if decode.is_some() { 1 } else { self.options.answer(row) },
+                hold: decode.is_some(),
             };
-            let remote = fetch.map_or(0, |(peer, tokens)| {
-                // The peer sends what it really has.
-                let held = self.fleet.held_blocks(peer, &chain.hashes) * self.options.block_size;
-                tokens.min(held)
-            });
-            match self
-                .fleet
-                .submit(engine, self.now, index, chain, remote, self.options.answer(row))
-            {
+            if let Some(decode) = decode {
+                let cached = None;
+                let prefill = engine;
+                self.splits.insert(
+                    index as u64,
+                    Split {
+                        prefill,
+                        decode,
+                        cached,
+                    },
+                );
+            }
+            match self.fleet.submit(engine, self.now, index, leg) {
                 Ok(outcome) => return self.settle(engine, outcome),
                 Err((chain, outcome)) => {
-                    self.routers.pushed_back(self.now, index);
+                    self.splits.remove(&(index as u64));
+                    self.routers.pushed_back(self.now, index, engine);
                     tried.push(engine);
                     self.settle(engine, outcome);
                     hashes = chain.hashes;
@@ -233,38 +275,61 @@ impl World<'_> {
                 }
             }
         }
+        self.refuse(index);
+    }
+
+    /// The client gets a 429, or a 503.
+    fn refuse(&mut self, index: usize) {
         self.served[index].refused = true;
         self.left -= 1;
     }
 
     /// Takes what an engine gave, and wakes it again when it asks.
     fn settle(&mut self, engine: usize, outcome: StepOutcome) {
+        let seen = self.now.plus(self.options.index_lag);
+        let life = self.fleet.life(engine);
         for batch in outcome.batches {
-            let seen = self.now.plus(self.options.index_lag);
+            self.share(&batch.events, seen);
             self.published
-                .push_back((seen, engine, self.fleet.life(engine), batch.events));
+                .push_back((seen, Told::Engine(engine, life, batch.events)));
             self.at(seen, Event::Seen);
         }
         for transfer in outcome.transfers {
-            let life = self.fleet.life(engine);
-            let at = transfer.at.plus(transfer.span).max(self.now);
-            self.at(at, Event::Fetched(engine, life, transfer.id.0 as usize));
+            let index = transfer.id.0 as usize;
+            let at = transfer.at.plus(self.fetch_span(index, &transfer)).max(self.now);
+            self.at(at, Event::Fetched(engine, life, index));
         }
         for output in outcome.outputs {
-            let index = output.id.0 as usize;
-            let Some(finish) = output.finish else {
-                self.routers.first_token(self.now, index);
-                continue;
-            };
-            self.routers.finish(self.now, index, &finish);
-            let served = &mut self.served[index];
-            if !served.done {
-                self.left -= 1;
-                served.take(engine, &finish, self.trace.rows[index].at);
-            }
+            self.take(engine, output);
         }
         if let Some(at) = self.fleet.wake_at(engine, outcome.next_wakeup) {
             self.at(at, Event::Wake(engine));
+        }
+    }
+
+    fn take(&mut self, engine: usize, output: Output) {
+        let index = output.id.0 as usize;
+        if self.is_prefill_leg(engine, index) {
+            if let Some(finish) = output.finish {
+                self.prefilled(index, &finish);
+            }
+            return;
+        }
+        let Some(finish) = output.finish else {
+            self.routers.first_token(self.now, index);
+            return;
+        };
+        self.fetching.remove(&(index as u64));
+        let split = self.splits.remove(&(index as u64));
+        let cached = split.and_then(|split| split.cached).unwrap_or(finish.cached);
+        self.routers.finish(self.now, index, cached);
+        let served = &mut self.served[index];
+        if !served.done {
+            self.left -= 1;
+            served.take(engine, &finish, self.trace.rows[index].at);
+            if let Some(split) = split {
+                served.take_split(split.prefill, cached);
+            }
         }
     }
 
@@ -275,8 +340,7 @@ impl World<'_> {
             Scenario::Steady | Scenario::HotPrefix | Scenario::LostEvents | Scenario::Overload => {}
             Scenario::ScaleOut => {
                 for _ in 0..(engines / 3).max(1) {
-                    let engine = self.fleet.add();
-                    self.routers.add_worker(self.now, engine, self.fleet.config());
+                    self.start(None);
                 }
             }
             Scenario::ScaleIn => {
@@ -284,8 +348,36 @@ impl World<'_> {
                     self.routers.drain(engine);
                 }
             }
-            Scenario::Restart => self.restart(0),
+            Scenario::Restart => {
+                self.routers.leave(0);
+                self.restart(0);
+                self.start(Some(0));
+            }
             Scenario::Cold => (0..engines).for_each(|engine| self.restart(engine)),
+        }
+    }
+
+    /// An engine's process is started; it serves later, or at once where that takes no time.
+    fn start(&mut self, engine: Option<usize>) {
+        let at = self.now.plus(self.options.engine_start());
+        if at > self.now {
+            self.at(at, Event::Started(engine));
+        } else {
+            self.started(engine);
+        }
+    }
+
+    fn started(&mut self, engine: Option<usize>) {
+        match engine {
+            Some(engine) => self.routers.come_back(engine),
+            None => {
+                let engine = self.fleet.add();
+                let role = self.options.role(engine);
+                self.routers.add_worker(self.now, engine, self.fleet.config(), role);
+            }
+        }
+        if self.changes.last() != Some(&self.now) {
+            self.changes.push(self.now);
         }
     }
 

@@ -102,6 +102,23 @@ fn the_last_block_of_the_oldest_prompt_is_evicted_first_and_before_the_store() {
     assert!(matches!(&out.batches[0].events[5], CacheEvent::Stored { hashes, .. } if hashes.len() == 9));
 }
 
+/// vLLM 0.32: `BlockPool.free_blocks` puts blocks without a hash at the free queue's head, all others at its tail.
+#[test]
+fn blocks_that_nobody_can_hit_are_taken_before_cached_ones() {
+    let mut model = EngineModel::new(small(10, 16)).unwrap();
+    // Nine usable blocks. A prompt of two full ones and a rest leaves one without content: eight are left for the next two
+    // requests, one of them used twice over, and nothing has to go.
+    let (_, _, now) = run(&mut model, Micros(0), request(1, prompt(1, 40), 1));
+    let (out, _, now) = run(&mut model, now, request(2, prompt(2, 56), 1));
+    assert_eq!(removed(&out), []);
+    let (out, _, now) = run(&mut model, now, request(3, prompt(3, 56), 1));
+    assert_eq!((removed(&out), model.gauges().cached_blocks), (vec![], 8));
+    // The ninth is taken first again, then the oldest of the cached.
+    let (out, _, _) = run(&mut model, now, request(4, prompt(4, 20), 1));
+    let oldest = hashes_of(model.config(), &prompt(1, 40))[1];
+    assert_eq!((removed(&out), model.gauges().cached_blocks), (vec![oldest], 8));
+}
+
 #[test]
 fn a_full_hit_of_whole_blocks_computes_and_stores_its_last_block_again() {
     let mut model = EngineModel::new(small(64, 16)).unwrap();
@@ -541,7 +558,10 @@ impl Naive {
         if needed <= of_prompt {
             self.store(&hashes, hit, &blocks, &mut events);
         }
-        self.free.extend(blocks.iter().rev());
+        let (cached, others): (Vec<usize>, Vec<usize>) =
+            blocks.iter().rev().partition(|block| self.holds[**block].is_some());
+        self.free.extend(cached);
+        others.into_iter().rev().for_each(|block| self.free.push_front(block));
         (hit * self.size, events)
     }
 

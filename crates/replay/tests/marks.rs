@@ -98,10 +98,16 @@ fn kv_is_ahead_of_the_best_parameters_of_others_on_the_conversation() {
     assert!(one(&trace, &named("kv"), &eight).hit > kv.hit - 0.01);
     let peers = Options {
         peer_fetch: true,
+        ..options.clone()
+    };
+    let shared = Options {
+        shared_tokens: 24_000_000,
         ..options
     };
-    let fetching = one(&trace, &named("kv"), &peers);
-    assert!(fetching.oracle_fraction >= 0.95 && fetching.ttft_ms.p90 < 0.75 * best_p90);
+    for fetching in [peers, shared] {
+        let run = one(&trace, &named("kv"), &fetching);
+        assert!(run.oracle_fraction >= 0.95 && run.ttft_ms.p90 < 0.75 * best_p90);
+    }
 }
 
 #[test]

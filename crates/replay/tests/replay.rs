@@ -1,6 +1,7 @@
 //! Whole replays: repeatable, and with the order of policies that the caches dictate.
 #![allow(clippy::unwrap_used, clippy::print_stderr, missing_docs)]
 
+use cairn_replay::engine_model::{Micros, Timing};
 use cairn_replay::trace::{Trace, read, synthetic};
 use cairn_replay::{Model, Options, Report, Scenario};
 use cairn_routing::PolicyConfig;
@@ -145,6 +146,139 @@ fn what_a_peer_holds_is_fetched_where_that_is_faster_than_computing() {
         "{random:?}"
     );
     assert!(kv.hit >= 0.95 * peers.oracle_hit, "{kv:?}");
+}
+
+#[test]
+fn engines_serve_only_once_they_have_started() {
+    // 300 requests in 42 s.
+    let trace = contexts(300);
+    let work_of = |scenario, seconds: u64, engine: usize| {
+        let options = Options {
+            scenario,
+            engine_start: Some(Micros(seconds * 1_000_000)),
+            window: Micros(1_000_000),
+            ..options()
+        };
+        let run = run(&trace, &["random"], &options).runs.remove(0);
+        assert_eq!(run.windows.iter().map(|window| window.requests).sum::<u64>(), 300);
+        let busy = run
+            .windows
+            .iter()
+            .filter(|window| window.work.get(engine).is_some_and(|work| *work > 0));
+        (
+            busy.map(|window| window.at_s).collect::<Vec<f64>>(),
+            run.changes_s.clone(),
+        )
+    };
+    let (busy, changes) = work_of(Scenario::ScaleOut, 10, 4);
+    assert_eq!(changes.len(), 2);
+    assert!(
+        (changes[1] - changes[0] - 10.0).abs() < 1e-6 && busy[0] >= changes[1].floor(),
+        "{busy:?} {changes:?}"
+    );
+    let (busy, changes) = work_of(Scenario::Restart, 10, 0);
+    let away = (changes[0].ceil(), changes[1].floor());
+    assert!(
+        busy.iter().any(|at| *at < away.0) && busy.iter().any(|at| *at >= away.1),
+        "{busy:?}"
+    );
+    assert!(
+        !busy.iter().any(|at| (away.0..away.1).contains(at)),
+        "{busy:?} {changes:?}"
+    );
+    // Nothing but a trace's length of time: who starts later never serves.
+    assert_eq!(work_of(Scenario::ScaleOut, 3_600, 4).0, [0.0; 0]);
+}
+
+#[test]
+fn splits_are_decided_by_the_routing_core_and_every_request_is_answered_once() {
+    let trace = contexts(400).faster(2.0);
+    let split = Options {
+        model: Model::Default,
+        prefill: 2,
+        ..options()
+    };
+    let report = run(&trace, &["kv", "random"], &split);
+    for run in &report.runs {
+        assert_eq!(
+            (
+                run.windows.iter().map(|window| window.requests).sum::<u64>(),
+                run.refused
+            ),
+            (400, 0)
+        );
+        assert!(run.split_share > 0.0 && run.hit <= report.oracle_hit + 1e-9, "{run:?}");
+        // Prefill engines answer nobody.
+        assert_eq!(run.request_share[..2], [0.0, 0.0]);
+        assert!(run.work_share[0] + run.work_share[1] > 0.5, "{run:?}");
+    }
+    assert!(report.table().contains("% split"));
+    // Transfers that take two seconds are tried, and then no more.
+    let slow = Options {
+        timing: Some(Timing {
+            transfer_base_s: 2.0,
+            ..Timing::llama_70b_8gpu()
+        }),
+        ..split.clone()
+    };
+    let calm = contexts(400);
+    let often = |options: &Options| run(&calm, &["kv"], options).runs[0].split_share;
+    let (usual, reluctant) = (often(&split), often(&slow));
+    assert!(reluctant < 0.5 * usual, "{reluctant} {usual}");
+    let json = |report: &Report| serde_json::to_string(report).unwrap();
+    assert_eq!(json(&report), json(&run(&trace, &["kv", "random"], &split)));
+    // Decode engines that are full send requests back.
+    let overloaded = Options {
+        scenario: Scenario::Overload,
+        ..split
+    };
+    let run = run(&contexts(2_000).faster(40.0), &["kv"], &overloaded).runs.remove(0);
+    let served = run.windows.iter().map(|window| window.requests).sum::<u64>();
+    assert_eq!(served + run.refused, 2_000);
+}
+
+#[test]
+fn splits_need_engines_of_both_kinds_and_a_fleet_that_stays() {
+    let refused = |options: Options| options.validate().unwrap_err().field;
+    let prefill = 4;
+    assert_eq!(refused(Options { prefill, ..options() }), "prefill");
+    let scenario = Scenario::Restart;
+    let prefill = 2;
+    assert_eq!(
+        refused(Options {
+            prefill,
+            scenario,
+            ..options()
+        }),
+        "prefill"
+    );
+}
+
+#[test]
+fn what_one_engine_stored_others_load_from_the_shared_store() {
+    let trace = contexts(400).faster(3.0);
+    let with = |shared_tokens| {
+        let options = Options {
+            shared_tokens,
+            ..options()
+        };
+        run(&trace, &["random", "kv"], &options)
+    };
+    let (alone, large, small) = (with(0), with(10_000_000), with(40_000));
+    assert!(alone.runs.iter().all(|run| run.fetched == 0.0));
+    let (random, kv) = (&large.runs[0], &large.runs[1]);
+    assert!(
+        random.fetched > 0.2 && random.hit > alone.runs[0].hit + 0.2,
+        "{random:?}"
+    );
+    assert!(
+        kv.hit >= 0.95 * large.oracle_hit && kv.predicted_hit <= kv.hit + 0.02,
+        "{kv:?}"
+    );
+    // Nine contexts fit, of forty.
+    assert!(small.runs[0].hit < random.hit - 0.1, "{:?}", small.runs[0]);
+    let json = |report: &Report| serde_json::to_string(report).unwrap();
+    assert_eq!(json(&large), json(&with(10_000_000)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `--advise`: what limits a workload on a fleet, and what would help.
 
-use cairn_replay::engine_model::CpuTierConfig;
+use cairn_replay::engine_model::ModelConfig;
 use cairn_replay::trace::Trace;
 use cairn_replay::{Options, Run};
 use cairn_routing::PolicyConfig;
@@ -26,14 +26,9 @@ pub fn run(trace: &Trace, args: &ReplayArgs, options: &Options) -> anyhow::Resul
         capacity_tokens: options.capacity_tokens.saturating_mul(2),
         ..options.clone()
     };
-    let block = u64::from(options.for_trace(trace).block_size);
+    let most = u64::from(ModelConfig::BLOCKS_MAX) * u64::from(options.for_trace(trace).block_size);
     let tier = Options {
-        cpu: Some(CpuTierConfig {
-            blocks: u32::try_from(options.capacity_tokens * CPU_TIMES / block)
-                .unwrap_or(u32::MAX)
-                .min(cairn_replay::engine_model::ModelConfig::BLOCKS_MAX),
-            store: Default::default(),
-        }),
+        cpu_tokens: (options.capacity_tokens * CPU_TIMES).min(most),
         ..options.clone()
     };
     let wider = Options {

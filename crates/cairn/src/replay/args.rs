@@ -4,11 +4,14 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use cairn_replay::engine_model::{CpuTierConfig, Micros, Timing};
+use cairn_replay::engine_model::{Micros, Timing};
+use cairn_replay::trace::Trace;
 use cairn_replay::{Model, Options, Scenario};
 use cairn_routing::PolicyConfig;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
+
+use super::source;
 
 /// Seeds at most: beyond, an interval gets no narrower that anyone would notice.
 const SEEDS_MAX: u64 = 100;
@@ -31,16 +34,29 @@ pub struct ReplayArgs {
     capacity_tokens: u64,
     /// How much faster than recorded requests come.
     #[arg(long, value_name = "X", default_value_t = 1.0)]
-    pub speed: f64,
+    speed: f64,
     /// Seeds of the policies' chance: intervals need two or more.
     #[arg(long, value_name = "K", default_value_t = 5)]
     pub seeds: u64,
     /// What happens meanwhile.
     #[arg(long, value_name = "NAME", default_value = "steady", value_parser = clap::builder::PossibleValuesParser::new(Scenario::NAMES))]
     scenario: String,
+    /// Engines that only compute prompts; others then only decode, and blocks go over. Instead of --engines, with --decode.
+    #[arg(long, value_name = "N", requires = "decode", conflicts_with_all = ["engines", "advise"], value_parser = clap::value_parser!(u32).range(1..))]
+    prefill: Option<u32>,
+    /// Engines that decode what others computed, or whole requests where that is better.
+    #[arg(long, value_name = "M", requires = "prefill", value_parser = clap::value_parser!(u32).range(1..))]
+    decode: Option<u32>,
     /// Engines can fetch blocks from each other.
     #[arg(long)]
     peer_fetch: bool,
+    /// KV tokens in a store that every engine can read and that takes what any of them stores.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    shared_tokens: u64,
+    /// Seconds from an engine's start to its first request, in scale-out and restart; 215 for the default model and 0 for
+    /// the reference model where not given.
+    #[arg(long, value_name = "S")]
+    engine_start_s: Option<f64>,
     /// Which engine: `reference` is a fixed formula, comparable with published work; `default` batches and decodes.
     #[arg(long, value_enum, default_value_t = ModelName::Default)]
     model: ModelName,
@@ -50,12 +66,12 @@ pub struct ReplayArgs {
     /// Costs of the default engine, as `cairn calibrate --write` made them.
     #[arg(long, value_name = "FILE")]
     timing: Option<PathBuf>,
-    /// Tokens in an engine block; 16, or the trace's own size with the reference model, where not given.
+    /// Tokens in an engine block; the trace's own size where not given, with the default model within 16 to 128.
     #[arg(long, value_name = "TOKENS")]
     block_size: Option<u32>,
     /// Tokens that a hash_id of the trace stands for; found out where not given.
     #[arg(long, value_name = "TOKENS")]
-    pub trace_block: Option<u32>,
+    trace_block: Option<u32>,
     /// KV tokens in each engine's host-memory tier.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     cpu_tokens: u64,
@@ -70,7 +86,7 @@ pub struct ReplayArgs {
     window_s: u64,
     /// Only the first requests of the trace.
     #[arg(long, value_name = "N")]
-    pub requests: Option<NonZeroUsize>,
+    requests: Option<NonZeroUsize>,
     /// Requests carry their session's name, as clients do that send a prefix-aware id or a prompt_cache_key.
     #[arg(long)]
     session_ids: bool,
@@ -111,6 +127,12 @@ pub struct Asked {
 }
 
 impl ReplayArgs {
+    /// The trace.
+    pub fn open(&self) -> anyhow::Result<Trace> {
+        let source = self.trace.as_deref().context("--trace is missing")?;
+        source::open(source, self.trace_block, self.requests, self.speed)
+    }
+
     /// The fleet.
     pub fn options(&self) -> anyhow::Result<Options> {
         if !(1..=SEEDS_MAX).contains(&self.seeds) {
@@ -119,13 +141,21 @@ impl ReplayArgs {
         if !self.speed.is_finite() || self.speed <= 0.0 {
             bail!("--speed is {}; give a number above 0", self.speed);
         }
+        if self
+            .engine_start_s
+            .is_some_and(|seconds| !(0.0..=86_400.0).contains(&seconds))
+        {
+            bail!("--engine-start-s has to be 0 to 86400 seconds");
+        }
         if self.trace_block.is_some_and(|size| !(1..=4_096).contains(&size)) {
             bail!("--trace-block has to be 1 to 4096 tokens");
         }
-        let block = u64::from(self.block_size.unwrap_or(16).max(1));
-        let cpu_blocks = self.cpu_tokens / block;
         let options = Options {
-            engines: self.engines,
+            engines: match (self.prefill, self.decode) {
+                (Some(prefill), Some(decode)) => prefill.saturating_add(decode),
+                (Some(_) | None, _) => self.engines,
+            },
+            prefill: self.prefill.unwrap_or(0),
             capacity_tokens: self.capacity_tokens,
             block_size: self.block_size.unwrap_or(0),
             model: match self.model {
@@ -133,15 +163,14 @@ impl ReplayArgs {
                 ModelName::Reference => Model::Reference,
             },
             timing: self.timing.as_deref().map(read_timing).transpose()?,
-            cpu: (cpu_blocks > 0).then(|| CpuTierConfig {
-                blocks: u32::try_from(cpu_blocks).unwrap_or(u32::MAX),
-                store: Default::default(),
-            }),
+            cpu_tokens: self.cpu_tokens,
             routers: self.routers,
             index_lag: Micros(self.index_lag_ms.saturating_mul(1_000)),
             scenario: Scenario::by_name(&self.scenario).context("--scenario isn't known")?,
             window: Micros(self.window_s.max(1).saturating_mul(1_000_000)),
             peer_fetch: self.peer_fetch,
+            shared_tokens: self.shared_tokens,
+            engine_start: self.engine_start_s.map(Micros::from_seconds),
             session_ids: self.session_ids,
             ..Options::default()
         };

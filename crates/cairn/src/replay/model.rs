@@ -5,13 +5,12 @@ use cairn_replay::reference_timing;
 use serde_json::json;
 
 use super::args::ReplayArgs;
-use super::source;
 use crate::output;
 
 /// Prints them.
 pub fn show(args: &ReplayArgs) -> anyhow::Result<()> {
     let timing = match args.trace {
-        Some(_) => source::open(args)?.timing,
+        Some(_) => args.open()?.timing,
         None => None,
     };
     let (default, reference) = (timing.unwrap_or_else(Timing::llama_70b_8gpu), reference_timing());
@@ -136,5 +135,23 @@ fn constants() -> Vec<(&'static str, f64, &'static str, &'static str)> {
             "one 400 Gb/s RDMA port at about 80 %",
         ),
         ("TRANSFER_BASE_S", c::TRANSFER_BASE_S, "s", "handshake of a transfer"),
+        (
+            "SHARED_BYTES_PER_S",
+            c::SHARED_BYTES_PER_S,
+            "B/s",
+            "one 100 Gb/s port at about 40 %; what routers assume",
+        ),
+        (
+            "SHARED_LOAD_BASE_S",
+            c::SHARED_LOAD_BASE_S,
+            "s",
+            "start of a load from a shared store",
+        ),
+        (
+            "ENGINE_START_S",
+            c::ENGINE_START_S,
+            "s",
+            "Llama-70B on eight GPUs, vLLM issue 19824; --engine-start-s",
+        ),
     ]
 }

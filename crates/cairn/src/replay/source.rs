@@ -1,16 +1,19 @@
 //! The trace to replay: from a file, or made from a recipe.
 
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use cairn_replay::trace::{SYNTHETIC_NAMES, Trace, read, synthetic};
 
-use super::args::ReplayArgs;
-
-/// Opens what `--trace` names.
-pub fn open(args: &ReplayArgs) -> anyhow::Result<Trace> {
-    let source = args.trace.as_deref().context("--trace is missing")?;
+/// Opens what `--trace` names: at most `requests` of it, `speed` times as fast.
+pub fn open(
+    source: &str,
+    trace_block: Option<u32>,
+    requests: Option<NonZeroUsize>,
+    speed: f64,
+) -> anyhow::Result<Trace> {
     let mut trace = match source.strip_prefix("synthetic:") {
         Some(name) => match synthetic(name, 0) {
             Some(trace) => trace,
@@ -24,11 +27,11 @@ pub fn open(args: &ReplayArgs) -> anyhow::Result<Trace> {
             let name = Path::new(source)
                 .file_name()
                 .map_or(source.into(), |name| name.to_string_lossy());
-            read(&name, file, args.trace_block).with_context(|| format!("reading the trace {source}"))?
+            read(&name, file, trace_block).with_context(|| format!("reading the trace {source}"))?
         }
     };
-    if let Some(most) = args.requests {
+    if let Some(most) = requests {
         trace.rows.truncate(most.get());
     }
-    Ok(trace.faster(args.speed))
+    Ok(trace.faster(speed))
 }

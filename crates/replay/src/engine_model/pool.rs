@@ -21,8 +21,10 @@ struct Block {
 
 /// Physical blocks of one worker's GPU cache.
 ///
-/// A block without references waits in the free queue and keeps its content until it is taken again; the queue's
-/// head is taken first, so whatever was freed first is evicted first. Freeing a request queues its last block first.
+/// A block without references waits in the free queue and keeps its content until it is taken again. The queue's head is
+/// taken first. Blocks with a hash join its tail, so what was freed first is evicted first; those without one, which
+/// nobody can hit, join its head (vLLM's `BlockPool.free_blocks`, from 0.24 on). Freeing a request queues its last block
+/// first.
 pub struct BlockPool {
     blocks: Vec<Block>,
     cached: LookupMap<EngineHash, u32>,
@@ -53,7 +55,7 @@ impl BlockPool {
             copies: 0,
         };
         for id in 1..pool.blocks.len() as u32 {
-            pool.push_back(id);
+            pool.insert_after(pool.tail, id);
         }
         pool
     }
@@ -137,13 +139,21 @@ impl BlockPool {
         }
     }
 
-    /// Drops one reference of each block in the order given; those without any join the free queue's tail.
+    /// Drops one reference of each block in the order given. Those without any join the free queue in that order: the
+    /// cached ones at its tail, the others at its head.
     pub fn release(&mut self, ids: impl Iterator<Item = BlockId>) {
+        let mut last_in_front = NONE;
         for id in ids {
             let block = &mut self.blocks[id as usize];
             block.refs = block.refs.saturating_sub(1);
-            if block.refs == 0 && !block.queued {
-                self.push_back(id);
+            if block.refs > 0 || block.queued {
+                continue;
+            }
+            if block.hash.is_some() {
+                self.insert_after(self.tail, id);
+            } else {
+                self.insert_after(last_in_front, id);
+                last_in_front = id;
             }
         }
     }
@@ -184,18 +194,20 @@ impl BlockPool {
         Some(hash)
     }
 
-    fn push_back(&mut self, id: BlockId) {
-        let tail = self.tail;
-        let block = &mut self.blocks[id as usize];
-        block.previous = tail;
-        block.next = NONE;
-        block.queued = true;
-        if tail == NONE {
-            self.head = id;
-        } else {
-            self.blocks[tail as usize].next = id;
+    /// Queues a block behind `before`, or at the head where that is [`NONE`].
+    fn insert_after(&mut self, before: u32, id: BlockId) {
+        let after = match before {
+            NONE => std::mem::replace(&mut self.head, id),
+            before => std::mem::replace(&mut self.blocks[before as usize].next, id),
+        };
+        match after {
+            NONE => self.tail = id,
+            after => self.blocks[after as usize].previous = id,
         }
-        self.tail = id;
+        let block = &mut self.blocks[id as usize];
+        block.previous = before;
+        block.next = after;
+        block.queued = true;
         self.free += 1;
     }
 

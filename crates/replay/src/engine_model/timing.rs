@@ -60,6 +60,21 @@ pub struct Timing {
     pub transfer_base_s: f64,
     /// Each token transferred from another engine.
     pub transfer_token_s: f64,
+    /// Start of a load from a store that engines share.
+    #[serde(default = "shared_load_base_s")]
+    pub shared_load_base_s: f64,
+    /// Each token loaded from there.
+    #[serde(default = "shared_load_token_s")]
+    pub shared_load_token_s: f64,
+}
+
+/// Costs that were written down before there was a shared store: those of a 70B model.
+fn shared_load_base_s() -> f64 {
+    c::SHARED_LOAD_BASE_S
+}
+
+fn shared_load_token_s() -> f64 {
+    c::LLAMA_70B_KV_BYTES / c::SHARED_BYTES_PER_S
 }
 
 impl Timing {
@@ -78,6 +93,8 @@ impl Timing {
             host_load_token_s: c::LLAMA_8B_KV_BYTES / c::HOST_LINK_BYTES_PER_S,
             transfer_base_s: c::TRANSFER_BASE_S,
             transfer_token_s: c::LLAMA_8B_KV_BYTES / c::TRANSFER_BYTES_PER_S,
+            shared_load_base_s: c::SHARED_LOAD_BASE_S,
+            shared_load_token_s: c::LLAMA_8B_KV_BYTES / c::SHARED_BYTES_PER_S,
         }
     }
 
@@ -95,6 +112,8 @@ impl Timing {
             host_load_token_s: c::LLAMA_70B_KV_BYTES / c::HOST_LINK_BYTES_PER_S,
             transfer_base_s: c::TRANSFER_BASE_S,
             transfer_token_s: c::LLAMA_70B_KV_BYTES / c::TRANSFER_BYTES_PER_S,
+            shared_load_base_s: shared_load_base_s(),
+            shared_load_token_s: shared_load_token_s(),
         }
     }
 
@@ -111,6 +130,26 @@ impl Timing {
             host_load_token_s: 0.0,
             transfer_base_s: 0.0,
             transfer_token_s: 0.0,
+            shared_load_base_s: 0.0,
+            shared_load_token_s: 0.0,
+        }
+    }
+
+    /// The costs of an engine that is `speed` times as fast in everything.
+    #[must_use]
+    pub fn faster(self, speed: f64) -> Self {
+        Self {
+            step_base_s: self.step_base_s / speed,
+            prefill_token_s: self.prefill_token_s / speed,
+            prefill_pair_s: self.prefill_pair_s / speed,
+            decode_sequence_s: self.decode_sequence_s / speed,
+            decode_context_s: self.decode_context_s / speed,
+            host_load_base_s: self.host_load_base_s / speed,
+            host_load_token_s: self.host_load_token_s / speed,
+            transfer_base_s: self.transfer_base_s / speed,
+            transfer_token_s: self.transfer_token_s / speed,
+            shared_load_base_s: self.shared_load_base_s / speed,
+            shared_load_token_s: self.shared_load_token_s / speed,
         }
     }
 
@@ -137,6 +176,12 @@ impl Timing {
     #[must_use]
     pub fn transfer(&self, tokens: u64) -> Micros {
         Micros::from_seconds(self.transfer_base_s + self.transfer_token_s * tokens as f64)
+    }
+
+    /// How long a load of `tokens` from a store that engines share takes.
+    #[must_use]
+    pub fn shared_load(&self, tokens: u64) -> Micros {
+        Micros::from_seconds(self.shared_load_base_s + self.shared_load_token_s * tokens as f64)
     }
 }
 

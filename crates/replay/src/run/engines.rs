@@ -6,6 +6,17 @@ use crate::engine_model::{
     Answer, Chain, EngineHash, EngineModel, Gauges, InvalidModel, Micros, ModelConfig, Request, RequestId, StepOutcome,
 };
 
+/// One leg of a request, or all of it.
+pub(super) struct Leg {
+    pub(super) chain: Chain,
+    /// Leading tokens whose KV comes from elsewhere; 0 for none.
+    pub(super) remote: u32,
+    /// Tokens to generate.
+    pub(super) output: u32,
+    /// Whether the blocks are kept for another engine to pull.
+    pub(super) hold: bool,
+}
+
 struct Engine {
     model: EngineModel,
     wake: Option<Micros>,
@@ -107,31 +118,26 @@ impl Fleet {
         engine: usize,
         now: Micros,
         index: usize,
-        chain: Chain,
-        remote: u32,
-        output: u32,
+        leg: Leg,
     ) -> Result<StepOutcome, (Chain, StepOutcome)> {
         let slot = &mut self.engines[engine];
         let mut outcome = slot.model.step(now);
         let waiting = slot.model.gauges().waiting;
         if waiting >= self.config.waiting_max as usize {
             self.note(engine, &outcome);
-            return Err((chain, outcome));
+            return Err((leg.chain, outcome));
         }
         let answer = Answer::Seeded {
             seed: index as u64,
-            len: output,
+            len: leg.output,
         };
-        let mut request = Request::chained(RequestId(index as u64), chain, answer);
-        request.remote_tokens = remote;
+        let mut request = Request::chained(RequestId(index as u64), leg.chain, answer);
+        request.remote_tokens = leg.remote;
+        request.hold = leg.hold;
         if slot.model.submit(now, request).is_ok() {
             slot.inside.insert(index);
         }
-        let after = slot.model.step(now);
-        outcome.batches.extend(after.batches);
-        outcome.outputs.extend(after.outputs);
-        outcome.transfers.extend(after.transfers);
-        outcome.next_wakeup = after.next_wakeup;
+        join(&mut outcome, slot.model.step(now));
         self.note(engine, &outcome);
         Ok(outcome)
     }
@@ -143,11 +149,17 @@ impl Fleet {
         if let Some(ended) = slot.model.transfer_done(now, RequestId(index as u64), true) {
             outcome.outputs.push(ended);
         }
-        let after = slot.model.step(now);
-        outcome.batches.extend(after.batches);
-        outcome.outputs.extend(after.outputs);
-        outcome.transfers.extend(after.transfers);
-        outcome.next_wakeup = after.next_wakeup;
+        join(&mut outcome, slot.model.step(now));
+        self.note(engine, &outcome);
+        outcome
+    }
+
+    /// Gives back blocks that were kept for another engine.
+    pub(super) fn release(&mut self, engine: usize, now: Micros, index: usize) -> StepOutcome {
+        let slot = &mut self.engines[engine];
+        let mut outcome = slot.model.step(now);
+        slot.model.release_held(now, RequestId(index as u64));
+        join(&mut outcome, slot.model.step(now));
         self.note(engine, &outcome);
         outcome
     }
@@ -184,4 +196,12 @@ impl Fleet {
         slot.wake = at;
         at
     }
+}
+
+/// Adds what came later.
+fn join(outcome: &mut StepOutcome, after: StepOutcome) {
+    outcome.batches.extend(after.batches);
+    outcome.outputs.extend(after.outputs);
+    outcome.transfers.extend(after.transfers);
+    outcome.next_wakeup = after.next_wakeup;
 }

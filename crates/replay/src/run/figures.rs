@@ -3,8 +3,8 @@
 use cairn_routing::PolicyConfig;
 
 use super::World;
-use crate::engine_model::{Finish, Micros};
-use crate::report::{CURVE, Run, Window, first_token, quantile};
+use crate::engine_model::{CachedTokens, Finish, Micros};
+use crate::report::{CURVE, FirstToken, Run, Window, quantile};
 
 /// One request as it was served.
 #[derive(Clone, Copy, Default)]
@@ -12,7 +12,12 @@ pub(super) struct Served {
     pub(super) done: bool,
     pub(super) refused: bool,
     pub(super) retries: u8,
+    /// Computed the prompt.
     engine: u16,
+    /// Answered.
+    answering: u16,
+    /// Whether those are two.
+    pub(super) split: bool,
     prompt: u32,
     cached: u32,
     fetched: u32,
@@ -27,11 +32,20 @@ impl Served {
         let first = finish.first_token.unwrap_or(finish.arrived);
         self.done = true;
         self.engine = engine as u16;
+        self.answering = engine as u16;
         self.prompt = finish.prompt_tokens;
         self.cached = finish.cached.total();
         self.fetched = finish.cached.cpu + finish.cached.remote;
         self.wait_us = first.since(arrived).0;
         self.first_us = first.0;
+    }
+
+    /// Another engine computed the prompt, and reused so much of it.
+    pub(super) fn take_split(&mut self, prefill: usize, cached: CachedTokens) {
+        self.split = true;
+        self.engine = prefill as u16;
+        self.cached = cached.total();
+        self.fetched = cached.cpu + cached.remote;
     }
 
     fn wait_ms(&self) -> f64 {
@@ -60,7 +74,7 @@ impl World<'_> {
             cached += u64::from(one.cached);
             fetched += u64::from(one.fetched);
             prompt += u64::from(one.prompt);
-            requests[usize::from(one.engine)] += 1;
+            requests[usize::from(one.answering)] += 1;
             work[usize::from(one.engine)] += u64::from(one.prompt - one.cached);
             end = end.max(one.first_us);
             waits.push(one.wait_ms());
@@ -82,8 +96,9 @@ impl World<'_> {
             hit,
             oracle_fraction: if oracle > 0.0 { hit / oracle } else { 1.0 },
             fetched: fetched as f64 / prompt.max(1) as f64,
+            split_share: self.served.iter().filter(|one| one.split).count() as f64 / count.max(1) as f64,
             predicted_hit: self.routers.predicted as f64 / all,
-            ttft_ms: first_token(&waits),
+            ttft_ms: FirstToken::of_sorted(&waits),
             ttft_curve_ms: CURVE.iter().map(|share| quantile(&waits, *share)).collect(),
             utilisation: self.fleet.busy_s() / (engines.max(1) as f64 * end as f64 / 1e6),
             throughput_rps: count as f64 / (end as f64 / 1e6),

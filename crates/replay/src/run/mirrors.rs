@@ -5,6 +5,7 @@ use cairn_index::{HolderId, Residency, Stored};
 
 use crate::engine_model::hash::{self, LookupMap};
 use crate::engine_model::{CacheEvent, EngineHash, Medium};
+use crate::run::shared::Change;
 
 /// What the agent of one engine remembers of its blocks, for one medium.
 #[derive(Default)]
@@ -32,12 +33,38 @@ impl Mirrors {
         }
     }
 
+    /// A store that every engine reads is one more holder.
+    pub(super) fn add_shared(&mut self) {
+        self.view.add_holder(SHARED);
+    }
+
+    /// Leading blocks that the shared store has.
+    pub(super) fn shared_depth(&self) -> u32 {
+        self.depths.get(SHARED.0 as usize).copied().unwrap_or(0)
+    }
+
+    /// Takes what the shared store tells.
+    pub(super) fn see_shared(&mut self, changes: &[Change]) {
+        for change in changes {
+            match change {
+                Change::Stored { parent, depth, hashes } => {
+                    let anchor = BlockKey(parent.unwrap_or(self.root).0);
+                    let keys: Vec<BlockKey> = hashes.iter().map(|hash| BlockKey(hash.0)).collect();
+                    self.view.store(SHARED, anchor, Depth(*depth), 0, &keys);
+                }
+                Change::Removed { hash, depth } => {
+                    self.view.remove(SHARED, BlockKey(hash.0), Depth(*depth), 1);
+                }
+            }
+        }
+    }
+
     /// GPU and host memory of an engine are two holders.
     pub(super) fn add(&mut self, engine: usize) {
         self.view.add_holder(holder(engine, Medium::Gpu));
         self.view.add_holder(holder(engine, Medium::Cpu));
-        self.mirrors
-            .resize_with(self.mirrors.len().max(2 * (engine + 1)), Mirror::default);
+        let mirrors = self.mirrors.len().max(2 * (engine + 1));
+        self.mirrors.resize_with(mirrors, Mirror::default);
     }
 
     pub(super) fn engines(&self) -> usize {
@@ -48,7 +75,7 @@ impl Mirrors {
     pub(super) fn forget(&mut self, engine: usize) {
         for medium in [Medium::Gpu, Medium::Cpu] {
             self.view.clear(holder(engine, medium));
-            self.mirrors[holder(engine, medium).0 as usize].blocks = LookupMap::default();
+            self.mirrors[slot(engine, medium)].blocks = LookupMap::default();
         }
     }
 
@@ -68,7 +95,7 @@ impl Mirrors {
             None => 0,
             Some(parent) => {
                 let known = |medium| {
-                    self.mirrors[holder(engine, medium).0 as usize]
+                    self.mirrors[slot(engine, medium)]
                         .blocks
                         .get(&parent)
                         .map(|block| block.0)
@@ -79,7 +106,7 @@ impl Mirrors {
                 }
             }
         };
-        let mirror = &mut self.mirrors[place.0 as usize];
+        let mirror = &mut self.mirrors[slot(engine, medium)];
         let mut fresh = Vec::with_capacity(hashes.len());
         for (at, hash) in hashes.iter().enumerate() {
             let entry = mirror.blocks.entry(*hash).or_insert((depth + at as u32 + 1, 0));
@@ -107,7 +134,7 @@ impl Mirrors {
     pub(super) fn removed(&mut self, engine: usize, medium: Medium, hashes: &[EngineHash]) {
         let place = holder(engine, medium);
         for hash in hashes {
-            let mirror = &mut self.mirrors[place.0 as usize];
+            let mirror = &mut self.mirrors[slot(engine, medium)];
             let Some(entry) = mirror.blocks.get_mut(hash) else {
                 continue;
             };
@@ -139,10 +166,18 @@ impl Mirrors {
     }
 }
 
+/// The shared store's holder.
+const SHARED: HolderId = HolderId(0);
+
 /// The holder of one medium of one engine.
 fn holder(engine: usize, medium: Medium) -> HolderId {
-    HolderId(match medium {
-        Medium::Gpu => 2 * engine as u32,
-        Medium::Cpu => 2 * engine as u32 + 1,
-    })
+    HolderId(slot(engine, medium) as u32 + 1)
+}
+
+/// The mirror of one medium of one engine.
+fn slot(engine: usize, medium: Medium) -> usize {
+    match medium {
+        Medium::Gpu => 2 * engine,
+        Medium::Cpu => 2 * engine + 1,
+    }
 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use cairn_blocks::BlockKey;
-use cairn_index::WorkerId;
+use cairn_index::{Role, WorkerId};
 use cairn_routing::{
-    Ending, LoadReport, Plan, PolicyConfig, PolicyError, Reason, RequestFacts, Reuse, RouterFrame, RouterName, Routing,
-    RoutingConfig, Ticket, WorkerFacts,
+    Choice, Ending, LoadReport, Plan, PolicyConfig, PolicyError, Reason, RequestFacts, Reuse, RouterFrame, RouterName,
+    Routing, RoutingConfig, Ticket, WorkerFacts,
 };
 
 use super::mirrors::Mirrors;
+use super::shared::Change;
 use crate::engine_model::hash::LookupMap;
-use crate::engine_model::{CacheEvent, EngineHash, Finish, Gauges, Medium, Micros, ModelConfig};
+use crate::engine_model::{CacheEvent, CachedTokens, EngineHash, Gauges, Medium, Micros, ModelConfig};
 use crate::options::{Model, Options};
 use crate::trace::Trace;
 
@@ -23,9 +24,20 @@ const EXPECTED_OUTPUT: u32 = 256;
 
 /// Where a request goes.
 pub(super) struct Decided {
+    /// Computes the prompt.
     pub(super) engine: usize,
-    /// The peer to fetch from, and up to which token.
-    pub(super) fetch: Option<(usize, u32)>,
+    /// Answers, where that is another one.
+    pub(super) decode: Option<usize>,
+    pub(super) fetch: Fetch,
+}
+
+/// From where blocks are to be fetched.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Fetch {
+    /// A peer, and up to which token.
+    pub(super) peer: Option<(usize, u32)>,
+    /// Up to which token from the shared store; 0 for nothing.
+    pub(super) shared: u32,
 }
 
 /// Routers and what they see.
@@ -41,6 +53,7 @@ pub(super) struct Routers {
     /// Whether requests carry their session's name.
     sessions: bool,
     peer_fetch: bool,
+    may_split: bool,
     one_at_a_time: bool,
     /// Tokens in an engine block.
     block: u32,
@@ -69,9 +82,13 @@ impl Routers {
             routing.set_pool_policy(POOL, Some(policy.clone()))?;
             Ok(routing)
         });
+        let mut mirrors = Mirrors::new();
+        if options.shared_tokens > 0 {
+            mirrors.add_shared();
+        }
         Ok(Self {
             routers: routers.collect::<Result<_, PolicyError>>()?,
-            mirrors: Mirrors::new(),
+            mirrors,
             tickets: LookupMap::default(),
             reuse: Vec::new(),
             keys: Vec::new(),
@@ -92,6 +109,7 @@ impl Routers {
             },
             sessions: options.session_ids || matches!(policy, PolicyConfig::Session),
             peer_fetch: options.peer_fetch,
+            may_split: options.prefill > 0,
             one_at_a_time: options.model == Model::Reference,
             block: options.block_size,
             predicted: 0,
@@ -100,9 +118,10 @@ impl Routers {
     }
 
     /// A new engine is known to every router.
-    pub(super) fn add_worker(&mut self, now: Micros, engine: usize, config: &ModelConfig) {
+    pub(super) fn add_worker(&mut self, now: Micros, engine: usize, config: &ModelConfig, role: Role) {
         self.mirrors.add(engine);
         let mut facts = WorkerFacts::new(worker(engine), POOL);
+        facts.role = role;
         // The reference model has no batch, so its limit is nothing that a router would know of.
         facts.max_num_seqs = if self.one_at_a_time { 0 } else { config.max_num_seqs };
         facts.capacity_tokens = u64::from(config.gpu_blocks - 1) * u64::from(config.block_size);
@@ -116,6 +135,22 @@ impl Routers {
     pub(super) fn drain(&mut self, engine: usize) {
         for router in &mut self.routers {
             router.update_worker(worker(engine), |facts| facts.draining = true);
+        }
+    }
+
+    /// An engine is away: routers' checks of it fail.
+    pub(super) fn leave(&mut self, engine: usize) {
+        self.set_healthy(engine, false);
+    }
+
+    /// It is there again.
+    pub(super) fn come_back(&mut self, engine: usize) {
+        self.set_healthy(engine, true);
+    }
+
+    fn set_healthy(&mut self, engine: usize, healthy: bool) {
+        for router in &mut self.routers {
+            router.update_worker(worker(engine), |facts| facts.healthy = healthy);
         }
     }
 
@@ -134,6 +169,11 @@ impl Routers {
                 router.forget_cache(worker(engine));
             }
         }
+    }
+
+    /// Takes what the shared store tells into the view.
+    pub(super) fn see_shared(&mut self, changes: &[Change]) {
+        self.mirrors.see_shared(changes);
     }
 
     /// Tells every router an engine's load.
@@ -177,7 +217,7 @@ impl Routers {
         self.keys.extend(hashes.iter().map(|hash| BlockKey(hash.0)));
         self.write_prefix(trace, index, path);
         let excluded: Vec<WorkerId> = tried.iter().map(|engine| worker(*engine)).collect();
-        let best = self.find_reuse(row.input, block);
+        let sources = self.find_reuse(row.input, block);
         let session = if self.sessions { trace.session(row) } else { "" };
         let facts = RequestFacts {
             pool: POOL,
@@ -188,6 +228,7 @@ impl Routers {
             prefix: &self.prefix,
             expected_output: EXPECTED_OUTPUT,
             excluded: &excluded,
+            may_split: self.may_split,
             ..RequestFacts::default()
         };
         let at = index % self.routers.len();
@@ -195,16 +236,19 @@ impl Routers {
         let choice = router.decide(time(now), &facts, &self.reuse).ok()?;
         let ticket = router.reserve(time(now), &choice, &facts)?;
         let engine = choice.prefill_worker().0 as usize;
-        let fetch = best.filter(|(peer, _)| choice.terms.fetch_us > 0 && choice.predicted.peer > 0 && *peer != engine);
-        let own = choice.predicted.tokens() - choice.predicted.peer;
-        self.predicted += u64::from(if fetch.is_some() {
+        let decode = match choice.plan {
+            Plan::Whole { .. } => None,
+            Plan::Split { decode, .. } => Some(decode.0 as usize),
+        };
+        let fetch = fetch_of(&choice, &sources, engine);
+        self.predicted += u64::from(if fetch.peer.is_some() || fetch.shared > 0 {
             choice.predicted.tokens()
         } else {
-            own
+            choice.predicted.gpu + choice.predicted.cpu
         });
         *self.reasons.entry(choice.reason.as_str()).or_default() += 1;
         self.tickets.insert(index as u64, (at, ticket));
-        Some(Decided { engine, fetch })
+        Some(Decided { engine, decode, fetch })
     }
 
     /// Requests that went past their affine worker because of its load.
@@ -212,10 +256,11 @@ impl Routers {
         self.reasons.get(Reason::Overflow.as_str()).copied().unwrap_or(0)
     }
 
-    /// What each engine could reuse; gives who holds the longest start, and how much of it.
-    fn find_reuse(&mut self, prompt: u32, size: u32) -> Option<(usize, u32)> {
+    /// What each engine could reuse; gives who holds the longest start and how much of it, and what the shared store holds.
+    fn find_reuse(&mut self, prompt: u32, size: u32) -> Fetch {
         self.mirrors.find(&self.keys);
         let most = (prompt - 1) / size * size;
+        let shared = (self.mirrors.shared_depth() * size).min(most);
         self.reuse.clear();
         let mut best: Option<(usize, u32)> = None;
         for engine in 0..self.mirrors.engines() {
@@ -226,20 +271,20 @@ impl Routers {
             if gpu > best.map_or(0, |(_, tokens)| tokens) {
                 best = Some((engine, gpu));
             }
-            self.reuse.push((
-                worker(engine),
-                Reuse {
-                    gpu,
-                    cpu,
-                    ..Reuse::default()
-                },
-            ));
+            let reuse = Reuse {
+                gpu,
+                cpu,
+                ..Reuse::default()
+            };
+            self.reuse.push((worker(engine), reuse));
         }
-        let (_, longest) = best.filter(|_| self.peer_fetch)?;
+        let peer = best.filter(|_| self.peer_fetch);
+        let longest = peer.map_or(0, |(_, tokens)| tokens);
         for (_, reuse) in &mut self.reuse {
             reuse.peer = longest.saturating_sub(reuse.gpu + reuse.cpu);
+            reuse.shared = shared.saturating_sub(reuse.gpu + reuse.cpu + reuse.peer);
         }
-        best
+        Fetch { peer, shared }
     }
 
     /// Text that stands for the prompt's start, as far as the policy looks: equal blocks read alike.
@@ -257,6 +302,13 @@ impl Routers {
         }
     }
 
+    /// The first leg of a split is done.
+    pub(super) fn prefill_done(&mut self, now: Micros, index: usize) {
+        if let Some((router, ticket)) = self.tickets.get_mut(&(index as u64)) {
+            self.routers[*router].prefill_done(time(now), ticket);
+        }
+    }
+
     /// A request's first token came.
     pub(super) fn first_token(&mut self, now: Micros, index: usize) {
         if let Some((router, ticket)) = self.tickets.get_mut(&(index as u64)) {
@@ -265,32 +317,43 @@ impl Routers {
     }
 
     /// A request ended.
-    pub(super) fn finish(&mut self, now: Micros, index: usize, finish: &Finish) {
+    pub(super) fn finish(&mut self, now: Micros, index: usize, cached: CachedTokens) {
         let Some((router, mut ticket)) = self.tickets.remove(&(index as u64)) else {
             return;
         };
         let router = &mut self.routers[router];
         router.first_token(time(now), &mut ticket);
         let ending = Ending::Done {
-            cached_tokens: Some(finish.cached.total()),
+            cached_tokens: Some(cached.total()),
         };
         router.finish(time(now), ticket, ending, None);
     }
 
     /// A request was lost with its engine.
     pub(super) fn lost(&mut self, now: Micros, index: usize) {
-        self.end(now, index, Ending::Fault);
+        if let Some((router, ticket)) = self.tickets.remove(&(index as u64)) {
+            let (Plan::Whole { worker } | Plan::Split { prefill: worker, .. }) = ticket.plan();
+            self.routers[router].finish(time(now), ticket, Ending::Fault, Some(worker));
+        }
     }
 
     /// An engine didn't take a request: its queue is full.
-    pub(super) fn pushed_back(&mut self, now: Micros, index: usize) {
-        self.end(now, index, Ending::PushedBack { after: None });
-    }
-
-    fn end(&mut self, now: Micros, index: usize, ending: Ending) {
+    pub(super) fn pushed_back(&mut self, now: Micros, index: usize, engine: usize) {
         if let Some((router, ticket)) = self.tickets.remove(&(index as u64)) {
-            let (Plan::Whole { worker } | Plan::Split { prefill: worker, .. }) = ticket.plan();
-            self.routers[router].finish(time(now), ticket, ending, Some(worker));
+            let ending = Ending::PushedBack { after: None };
+            self.routers[router].finish(time(now), ticket, ending, Some(worker(engine)));
         }
+    }
+}
+
+/// What a choice fetches, of what could be had.
+fn fetch_of(choice: &Choice, sources: &Fetch, engine: usize) -> Fetch {
+    if choice.terms.fetch_us == 0 {
+        return Fetch::default();
+    }
+    let peer = sources.peer.filter(|(peer, _)| *peer != engine);
+    Fetch {
+        peer: peer.filter(|_| choice.predicted.peer > 0),
+        shared: if choice.predicted.shared > 0 { sources.shared } else { 0 },
     }
 }
