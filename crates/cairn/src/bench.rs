@@ -2,6 +2,7 @@
 
 pub mod cluster;
 pub mod decide;
+pub mod live;
 pub mod router;
 
 use clap::Subcommand;
@@ -13,6 +14,8 @@ pub enum BenchCommand {
     Router(router::RouterBenchArgs),
     /// A decision from known tokens to a reservation, while the feed changes the view.
     Decide(decide::DecideBenchArgs),
+    /// One trace through real routers and engines beside its replay: hit rates should agree.
+    Live(live::LiveBenchArgs),
     /// The bare relay that `router --peers` measures beside the routers.
     #[command(hide = true)]
     TcpRelay(router::relay::RelayArgs),
@@ -25,6 +28,7 @@ pub fn run(command: BenchCommand) -> anyhow::Result<()> {
     match command {
         BenchCommand::Router(args) => router::run(args),
         BenchCommand::Decide(args) => decide::run(&args),
+        BenchCommand::Live(args) => live::run(&args),
         BenchCommand::TcpRelay(args) => router::relay::run(&args),
         BenchCommand::Cluster(args) => cluster::run(&args),
     }

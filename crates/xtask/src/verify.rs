@@ -1,6 +1,6 @@
 //! `verify`, `fix` and `soak`: what they run, in order.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Args;
@@ -105,8 +105,27 @@ pub fn soak(root: &Path) -> anyhow::Result<()> {
         "faults under load, full length",
         test("faults", "").env("CAIRN_SOAK", "1"),
     )?;
+    steps.run("build", &mut cargo(root, &["build", "--release", "--workspace"]))?;
+    match std::env::var("CAIRN_DATA") {
+        Ok(data) => steps.run(
+            "ten minutes of Mooncake conversation, live and replayed",
+            &mut live(root, &data),
+        )?,
+        Err(_) => say("SKIPPED: live and replayed: set CAIRN_DATA=<folder of traces>"),
+    }
     steps.summary();
     Ok(())
+}
+
+/// Chance alone can put one run of `random` two points off, so two count.
+fn live(root: &Path, data: &str) -> Command {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let mut command = Command::new(target.join("release").join("cairn"));
+    command.current_dir(root).args([
+        "bench", "live", "--speed", "10", "--runs", "2", "--within", "2", "--trace",
+    ]);
+    command.arg(Path::new(data).join("mooncake_conversation_10min.jsonl.gz"));
+    command
 }
 
 fn script(root: &Path, path: &str) -> Command {

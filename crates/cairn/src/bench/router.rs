@@ -231,7 +231,7 @@ fn round2(x: f64) -> f64 {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> anyhow::Result<u16> {
+pub fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .context("looking for a free port")?
         .local_addr()?
