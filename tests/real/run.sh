@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Real vLLM engines on CPU behind a real cluster: token ids, hits against the engines' own counters, and a split over NIXL whose
-# trace is read back from a real Jaeger where JAEGER_BIN names one. Arguments: which of tokens, a3, a4 to run; all without any.
+# trace is read back from a real Jaeger where JAEGER_BIN names one; and their hit rates beside what the replay says. Arguments: which of
+# tokens, a3, replay, a4 to run; all without any.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,7 +27,7 @@ print(*(s.getsockname()[1] for s in held))')
     export JAEGER_QUERY=http://127.0.0.1:$JAEGER_HTTP_PORT JAEGER_OTLP=http://127.0.0.1:$JAEGER_OTLP_PORT
 fi
 
-[ $# -gt 0 ] || set -- tokens a3 a4
+[ $# -gt 0 ] || set -- tokens a3 replay a4
 for test in "$@"; do
     echo "== tests/real/$test.py"
     timeout 1500 "$python" -u "$here/$test.py"
