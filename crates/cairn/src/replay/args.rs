@@ -66,7 +66,7 @@ pub struct ReplayArgs {
     /// Costs of the default engine, as `cairn calibrate --write` made them.
     #[arg(long, value_name = "FILE")]
     timing: Option<PathBuf>,
-    /// Tokens in an engine block; 16, or the trace's own size with the reference model, where not given.
+    /// Tokens in an engine block; the trace's own size where not given, with the default model within 16 to 128.
     #[arg(long, value_name = "TOKENS")]
     block_size: Option<u32>,
     /// Tokens that a hash_id of the trace stands for; found out where not given.
