@@ -114,7 +114,7 @@ def main():
             cluster = Cluster(engines, routers=1).wait()
             capacity = capacity_of(engines[0])
             print(f"three engines of {capacity} tokens and the cluster are up; logs in {folder} and {cluster.folder}", flush=True)
-            load = Load(cluster)
+            load = Load(cluster, None)  # audits are a3.py's
             work = prompts(1, GROUPS)
             real = {policy: measured(load, engines, work, policy, AT_ONCE) for policy in POLICIES}
             path = pathlib.Path(folder) / "shared.jsonl"

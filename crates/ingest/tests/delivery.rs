@@ -78,7 +78,7 @@ fn what_cancels_out_does_not_leave() {
 
 #[test]
 fn of_a_chain_that_lost_its_tail_before_it_left_only_the_rest_leaves() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(1, 50)]);
     let tail: Vec<u64> = (30..50).rev().map(|j| 1 << 32 | j).collect();
     feed(&mut rig, 1, vec![remove(&tail)]);
@@ -101,7 +101,7 @@ fn of_a_chain_that_lost_its_tail_before_it_left_only_the_rest_leaves() {
 
 #[test]
 fn a_chain_that_goes_from_its_head_leaves_in_one_op() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     rig.live(0, batch(0, vec![chain(1, 100)]));
     let list: Vec<u64> = (0..100).map(|j| 1 << 32 | j).collect();
     let now = rig.now;
@@ -134,7 +134,7 @@ fn a_block_below_one_that_just_went_waits_for_it() {
 
 #[test]
 fn a_clear_takes_what_the_index_has_although_its_removal_never_left() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     rig.live(0, batch(0, vec![chain(1, 20)]));
     feed(&mut rig, 1, vec![drop_chain(1, 20), EngineEvent::Cleared, chain(2, 5)]);
     rig.settle();
@@ -145,7 +145,7 @@ fn a_clear_takes_what_the_index_has_although_its_removal_never_left() {
 
 #[test]
 fn a_chain_longer_than_a_batch_leaves_in_order_and_whole() {
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     feed(&mut rig, 0, vec![chain(1, 10_000)]);
     let batches = take(&mut rig);
     let mut depth = 0;
@@ -486,7 +486,7 @@ fn a_checkpoint_that_is_older_than_the_index_ends_in_a_full_repair() {
 #[test]
 fn a_checkpoint_of_what_no_batch_has_yet_ends_in_a_full_repair() {
     let options = Options::default();
-    let mut rig = rig();
+    let mut rig = Rig::with_defaults();
     rig.live(0, batch(0, vec![chain(1, 10)]));
     feed(&mut rig, 1, vec![chain(2, 10), drop_chain(1, 10)]);
     let bytes = rig.members[0].source.checkpoint();
