@@ -95,7 +95,13 @@ fn kv_is_ahead_of_the_best_parameters_of_others_on_the_conversation() {
         routers: 8,
         ..options.clone()
     };
-    assert!(one(&trace, &named("kv"), &eight).hit > kv.hit - 0.01);
+    // Which of eight routers hears of another's choice in time is chance: the mean of five seeds.
+    let hits = (1..=5).map(|seed| {
+        cairn_replay::run(&trace, &named("kv"), seed, &eight, &mut |_| {})
+            .unwrap()
+            .hit
+    });
+    assert!(hits.sum::<f64>() / 5.0 > kv.hit - 0.01);
     let peers = Options {
         peer_fetch: true,
         ..options.clone()

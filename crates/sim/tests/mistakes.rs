@@ -4,7 +4,7 @@
 use cairn_sim::{Bug, Plan, run};
 
 /// Seeds within which a mistake must show.
-const WITHIN: u64 = 60;
+const WITHIN: u64 = 400;
 
 /// Invariants under which a mistake may be found: the one that it breaks, or one that its consequence breaks first.
 fn expected(bug: Bug) -> &'static [&'static str] {
