@@ -24,27 +24,40 @@ pub(crate) enum AnswerCut {
 /// The body of an answer; dropping it before its end closes the connection, which cancels the request.
 pub(crate) struct Answer {
     body: Incoming,
-    connection: Option<Connection>,
+    /// `None` once it is given back or over; boxed, since answers move through many hands.
+    way: Option<Box<Way>>,
+}
+
+/// What an answer comes over, and where that goes afterwards.
+struct Way {
+    connection: Connection,
     home: Arc<Kept>,
     origin: Origin,
 }
 
 impl Answer {
     pub(super) fn new(body: Incoming, connection: Connection, home: Arc<Kept>, origin: Origin) -> Self {
-        Self {
-            body,
-            connection: Some(connection),
+        let way = Way {
+            connection,
             home,
             origin,
+        };
+        Self {
+            body,
+            way: Some(Box::new(way)),
         }
     }
 
     /// All of the body was taken: the connection waits for the next request, unless the engine closes it.
     fn ended(&mut self) {
-        if let Some(mut connection) = self.connection.take()
-            && connection.rests()
-        {
-            self.home.put(&self.origin, connection);
+        let Some(way) = self.way.take() else { return };
+        let Way {
+            mut connection,
+            home,
+            origin,
+        } = *way;
+        if connection.rests() {
+            home.put(&origin, connection);
         }
     }
 }
@@ -57,14 +70,11 @@ impl Body for Answer {
         let this = self.get_mut();
         let mut polled = Pin::new(&mut this.body).poll_frame(cx);
         if polled.is_pending() {
-            let over = this
-                .connection
-                .as_mut()
-                .is_none_or(|connection| connection.drive(cx).is_ready());
+            let over = this.way.as_mut().is_none_or(|way| way.connection.drive(cx).is_ready());
             // What has just been read.
             polled = Pin::new(&mut this.body).poll_frame(cx);
             if over {
-                this.connection = None;
+                this.way = None;
                 if polled.is_pending() {
                     return Poll::Ready(Some(Err(AnswerCut::Over)));
                 }
@@ -74,7 +84,7 @@ impl Body for Answer {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(Ok(frame))),
             Poll::Ready(Some(Err(error))) => {
-                this.connection = None;
+                this.way = None;
                 Poll::Ready(Some(Err(error.into())))
             }
             Poll::Ready(None) => {
