@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 
 use crate::engines::Engine;
 use crate::headers::{DATA_PARALLEL_RANK, strip_response};
-use crate::upstream::{Upstream, UpstreamFault, chain};
+use crate::upstream::{Answer, Upstream, UpstreamFault, chain};
 
 /// One leg of a request as it goes to one engine.
 pub(crate) struct Leg<'a> {
@@ -30,7 +30,7 @@ pub(crate) struct Begun {
     /// Its first bytes; none where it has no body.
     pub first: Option<Bytes>,
     /// The rest.
-    pub rest: Incoming,
+    pub rest: Answer,
     /// Its whole length, where the engine told it.
     pub length: Option<u64>,
 }

@@ -4,10 +4,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 
 use crate::error::ApiError;
 use crate::sse::{SseWatch, Usage, usage_in_tail};
+use crate::upstream::{Answer, AnswerCut};
 
 /// How much of a whole answer's end is looked at for its usage; engines write it behind the choices.
 const TAIL_BYTES: usize = 64 * 1024;
@@ -15,7 +16,7 @@ const TAIL_BYTES: usize = 64 * 1024;
 /// An answer that isn't a stream of events ended early; its connection is closed so that the client notices.
 #[derive(Debug, thiserror::Error)]
 #[error("the engine's answer ended early")]
-pub(crate) struct RelayCut(#[source] hyper::Error);
+pub(crate) struct RelayCut(#[source] AnswerCut);
 
 /// How an answer ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,7 +88,7 @@ impl TailWatch {
 /// An answer on its way.
 pub(crate) struct Relay {
     first: Option<Bytes>,
-    upstream: Option<Incoming>,
+    upstream: Option<Answer>,
     content: Content,
     observer: Option<Box<dyn Observer>>,
     /// Length of the whole, where the engine told it and nothing is taken out.
@@ -99,7 +100,7 @@ impl Relay {
     /// A relay whose first frame is here already (`first`), for a whole answer or a stream of events.
     pub(crate) fn new(
         first: Option<Bytes>,
-        upstream: Incoming,
+        upstream: Answer,
         events: Option<SseWatch>,
         length: Option<u64>,
         observer: Box<dyn Observer>,

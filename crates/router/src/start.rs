@@ -125,6 +125,7 @@ async fn open(config: Config) -> Result<Running, StartError> {
     tasks.spawn(registry::keep(Arc::clone(&router), fallback));
     let ringing = Arc::clone(&router);
     tasks.spawn(async move { ringing.alarms.ring().await });
+    tasks.spawn(router.upstream.clone().expire());
     tasks.spawn(samples::compare(Arc::clone(&router)));
     if !router.config.index.is_empty() {
         let follower = Follower {

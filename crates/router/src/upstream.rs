@@ -1,29 +1,38 @@
-//! The pooled HTTP clients to engines, one for each lane.
+//! Connections to engines, kept for each lane, and driven by whoever waits for an answer.
+//!
+//! An answer's frames come to the client's connection without a task in between: it polls the answer's body, and that the
+//! engine's connection. A stream of many small chunks costs one waking for each of them.
+
+mod answer;
+mod connection;
+mod kept;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Request, Response, Uri, header, uri};
 use http_body_util::Full;
-use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
+use hyper::service::Service;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 
 use crate::lanes;
 
-/// Idle connections are closed before uvicorn, the engines' server, closes them itself after 5 s.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
-/// Idle connections kept per engine; an engine runs a few hundred sequences at once.
-const IDLE_PER_ENGINE_MAX: usize = 512;
+pub(crate) use answer::{Answer, AnswerCut};
+use connection::{Connection, NoAnswer};
+use kept::{Kept, Origin};
 
 type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
 
 /// Sends requests to engines over kept connections. Every lane keeps its own, and lane 0 those of all other threads.
 #[derive(Clone)]
 pub(crate) struct Upstream {
-    clients: Arc<[Client<Connector, Full<Bytes>>]>,
+    connector: TowerToHyperService<Connector>,
+    lanes: Arc<[Arc<Kept>]>,
 }
 
 /// Why an engine gave no answer.
@@ -73,29 +82,83 @@ impl Upstream {
             .https_or_http()
             .enable_http1()
             .wrap_connector(http);
-        let client = || {
-            Client::builder(TokioExecutor::new())
-                .pool_idle_timeout(IDLE_TIMEOUT)
-                .pool_timer(TokioTimer::new())
-                .pool_max_idle_per_host(IDLE_PER_ENGINE_MAX)
-                .http1_preserve_header_case(false)
-                .build(connector.clone())
-        };
         Ok(Self {
-            clients: (0..=lanes).map(|_| client()).collect(),
+            connector: TowerToHyperService::new(connector),
+            lanes: (0..=lanes).map(|_| Arc::default()).collect(),
         })
     }
 
-    /// Sends one request; dropping the future cancels it.
-    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, UpstreamFault> {
-        self.clients[lanes::current()].request(request).await.map_err(|error| {
-            if error.is_connect() {
-                UpstreamFault::Connect(chain(&error))
-            } else {
-                UpstreamFault::Cut(chain(&error))
+    /// Sends one request; dropping the future cancels it, and so does dropping the answer before its end.
+    pub(crate) async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Response<Answer>, UpstreamFault> {
+        let origin = take_origin(&mut request)?;
+        let kept = &self.lanes[lanes::current()];
+        while let Some(connection) = kept.take(&origin) {
+            match connection.exchange(request).await {
+                Ok((response, connection)) => return Ok(answered(response, connection, kept, origin)),
+                // The engine had closed it, as it may at any time; of the request nothing was written.
+                Err(NoAnswer::Unsent(unsent)) => request = *unsent,
+                Err(NoAnswer::Cut(reason)) => return Err(UpstreamFault::Cut(reason)),
             }
-        })
+        }
+        let connection = self.connect(&origin).await?;
+        match connection.exchange(request).await {
+            Ok((response, connection)) => Ok(answered(response, connection, kept, origin)),
+            Err(NoAnswer::Unsent(_)) => Err(UpstreamFault::Cut("the connection was closed at once".into())),
+            Err(NoAnswer::Cut(reason)) => Err(UpstreamFault::Cut(reason)),
+        }
     }
+
+    async fn connect(&self, origin: &Origin) -> Result<Connection, UpstreamFault> {
+        let uri = Uri::builder()
+            .scheme(origin.0.clone())
+            .authority(origin.1.clone())
+            .path_and_query(PathAndQuery::from_static("/"))
+            .build()
+            .map_err(|error| UpstreamFault::Connect(error.to_string()))?;
+        let io = self.connector.call(uri).await;
+        let io = io.map_err(|error| UpstreamFault::Connect(chain(&*error)))?;
+        let opened = Connection::open(io).await;
+        opened.map_err(|error| UpstreamFault::Connect(chain(&error)))
+    }
+
+    /// Closes connections that wait too long, for as long as the router lives: nobody polls them.
+    pub(crate) async fn expire(self) {
+        loop {
+            tokio::time::sleep(kept::EXPIRE_EVERY).await;
+            for kept in &*self.lanes {
+                kept.expire();
+            }
+        }
+    }
+}
+
+fn answered(
+    response: Response<hyper::body::Incoming>,
+    by: Connection,
+    kept: &Arc<Kept>,
+    at: Origin,
+) -> Response<Answer> {
+    response.map(|body| Answer::new(body, by, Arc::clone(kept), at))
+}
+
+/// Leaves in the request what is written over a connection, and says which one that must be.
+fn take_origin(request: &mut Request<Full<Bytes>>) -> Result<Origin, UpstreamFault> {
+    let parts = std::mem::take(request.uri_mut()).into_parts();
+    let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
+        return Err(UpstreamFault::Connect("the engine's URL names no host".into()));
+    };
+    let mut path = uri::Parts::default();
+    path.path_and_query = Some(parts.path_and_query.unwrap_or(PathAndQuery::from_static("/")));
+    *request.uri_mut() = Uri::from_parts(path).map_err(|error| UpstreamFault::Connect(error.to_string()))?;
+    let usual = match authority.port_u16() {
+        Some(80) => scheme == uri::Scheme::HTTP,
+        Some(443) => scheme == uri::Scheme::HTTPS,
+        Some(_) | None => false,
+    };
+    let host = if usual { authority.host() } else { authority.as_str() };
+    let host = HeaderValue::from_str(host).map_err(|error| UpstreamFault::Connect(error.to_string()))?;
+    request.headers_mut().entry(header::HOST).or_insert(host);
+    Ok((scheme, authority))
 }
 
 /// An error with its causes on one line.
