@@ -8,11 +8,13 @@
 //! its runs that cover the depth. Blocks stay while somebody holds them or a descendant; what no longer is needed is
 //! cut at once and its memory is reused.
 
+mod ahead;
 mod arena;
 mod bits;
 mod change;
 mod holes;
 mod huge;
+mod lanes;
 mod lookup;
 mod middle;
 mod row;
@@ -27,8 +29,8 @@ use std::fmt;
 use cairn_blocks::BlockKey;
 
 use crate::{HolderDigest, HolderId};
+pub use ahead::READ_AHEAD;
 use holes::{Holes, HolesMap};
-pub use lookup::READ_AHEAD;
 use run::RunId;
 use runs::Runs;
 use table::KeyTable;

@@ -259,10 +259,12 @@ impl Residency {
     ///
     /// Nothing happens where the holder doesn't hold `key` at `depth`; blocks above it that it doesn't hold are passed over.
     pub fn remove(&mut self, holder: HolderId, key: BlockKey, depth: Depth, count: u32) -> Removed {
-        if count == 1 && self.state(holder).is_some() {
-            if let Some(place) = self.only_place(key, depth.0) {
-                return place.map_or_else(Removed::default, |spot| self.remove_one(holder, spot));
-            }
+        if count == 1
+            && self.reads_ahead()
+            && self.state(holder).is_some()
+            && let Some(place) = self.only_place(key, depth.0)
+        {
+            return place.map_or_else(Removed::default, |spot| self.remove_one(holder, spot));
         }
         let Some(mut spot) = self.locate(holder, key, depth.0) else {
             return Removed::default();

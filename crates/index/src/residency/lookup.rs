@@ -3,14 +3,11 @@
 use cairn_blocks::{BlockKey, Depth};
 
 use super::Residency;
-use super::arena::{CHUNK_KEYS, ChunkId};
+use super::lanes;
 use super::run::{Run, RunId};
 use super::runs::Spot;
 use super::shares::Share;
 use crate::HolderId;
-
-/// Changes whose blocks are read ahead together: what they read stays near until it is used.
-pub const READ_AHEAD: usize = 32;
 
 impl Residency {
     /// How many leading blocks of the chain `keys` each holder holds without a gap, by holder id.
@@ -45,15 +42,14 @@ impl Residency {
             let first = holders.min(row.first() as usize);
             out.resize(first, 0);
             let ends = row.ends();
-            let ends = &ends[..ends.len().min(holders - first)];
-            out.extend(ends.iter().map(|&end| least(end, common)));
+            lanes::begin(&ends[..ends.len().min(holders - first)], common, out);
             out.resize(holders, 0);
             return true;
         }
         out.resize(holders, 0);
         let mut all = false;
         for share in run.shares.iter() {
-            let held = least(self.whole_from(id, share, 0), common);
+            let held = self.whole_from(id, share, 0).min(common);
             if let Some(depth) = out.get_mut(share.holder().0 as usize) {
                 *depth = held;
             }
@@ -66,23 +62,14 @@ impl Residency {
     /// whether one of them holds all of these.
     #[inline]
     fn deepen(&self, id: RunId, run: &Run, base: u32, common: u32, out: &mut [u32]) -> bool {
-        // Without branches: whether a holder came this far is hard to guess where many share a run.
-        let step = |depth: &mut u32, held: u32| {
-            let more = if *depth == base { least(held, common) } else { 0 };
-            *depth += more;
-            more == common
-        };
-        let mut all = false;
         if let Some(row) = run.shares.row().filter(|row| row.is_whole()) {
             let first = out.len().min(row.first() as usize);
-            for (depth, end) in out[first..].iter_mut().zip(row.ends()) {
-                all |= step(depth, *end);
-            }
-            return all;
+            return lanes::deepen(row.ends(), base, common, &mut out[first..]);
         }
+        let mut all = false;
         for share in run.shares.iter() {
             if let Some(depth) = out.get_mut(share.holder().0 as usize) {
-                all |= step(depth, self.whole_from(id, share, 0));
+                all |= lanes::step(depth, self.whole_from(id, share, 0), base, common);
             }
         }
         all
@@ -143,14 +130,14 @@ impl Residency {
 
     /// The place just after a block that the holder holds.
     pub(super) fn locate(&mut self, holder: HolderId, key: BlockKey, depth: u32) -> Option<Spot> {
-        match self.only_place(key, depth) {
-            Some(place) => {
-                let spot = place.filter(|spot| self.holds(holder, *spot))?;
-                self.count_inside(holder, spot);
-                Some(spot)
-            }
-            None => self.search(holder, key, depth),
+        if self.reads_ahead()
+            && let Some(place) = self.only_place(key, depth)
+        {
+            let spot = place.filter(|spot| self.holds(holder, *spot))?;
+            self.count_inside(holder, spot);
+            return Some(spot);
         }
+        self.search(holder, key, depth)
     }
 
     /// The place just after a block, whoever holds it, or that there is none. Gives nothing where no table of all keys
@@ -208,83 +195,4 @@ impl Residency {
         }
         found
     }
-
-    /// Whether [`Residency::read_ahead`] does anything now.
-    #[inline]
-    #[must_use]
-    pub fn reads_ahead(&self) -> bool {
-        self.runs.middle.table().is_some()
-    }
-
-    /// Reads ahead what changes of these blocks will look at, each given as [`Op::block`](crate::Op::block) does: their
-    /// waits for memory overlap then. Done only where blocks inside runs are asked for often; changes nothing.
-    pub fn read_ahead(&self, blocks: impl Iterator<Item = (HolderId, BlockKey, Depth)>) {
-        let Some(table) = self.runs.middle.table() else { return };
-        // In steps: a load of one step waits for one of the step before, and all loads of a step wait together.
-        let mut ahead = [Ahead::default(); READ_AHEAD];
-        let mut count = 0;
-        for (place, (holder, key, depth)) in ahead.iter_mut().zip(blocks) {
-            *place = Ahead {
-                run: table.guess(key).unwrap_or(RunId::NONE),
-                holder,
-                offset: depth.0,
-                chunk: None,
-            };
-            count += 1;
-        }
-        let ahead = &mut ahead[..count];
-        let mut seen = 0;
-        for place in &mut *ahead {
-            let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
-                continue;
-            };
-            // Right where the guess was.
-            place.offset = place.offset.wrapping_sub(run.base).wrapping_sub(1);
-            seen ^= run.shares.len() as u64;
-        }
-        for place in &mut *ahead {
-            let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
-                continue;
-            };
-            place.chunk = run.chunks.get(place.offset as usize / CHUNK_KEYS).copied();
-            seen ^= run.shares.find(place.holder).map_or(0, |share| u64::from(share.cut()));
-        }
-        for place in &*ahead {
-            if let Some(chunk) = place.chunk {
-                seen ^= self.runs.arena.chunk(chunk)[place.offset as usize % CHUNK_KEYS].0;
-            }
-            let holes = self.holes.get(&(place.run, place.holder));
-            seen ^= holes.map_or(0, |holes| holes.glance(place.offset as usize));
-        }
-        std::hint::black_box(seen);
-    }
-}
-
-/// What is known of a block that is read ahead.
-#[derive(Clone, Copy)]
-struct Ahead {
-    run: RunId,
-    holder: HolderId,
-    /// Its depth at first, its offset in the run once that is read.
-    offset: u32,
-    chunk: Option<ChunkId>,
-}
-
-impl Default for Ahead {
-    fn default() -> Self {
-        Self {
-            run: RunId::NONE,
-            holder: HolderId(0),
-            offset: 0,
-            chunk: None,
-        }
-    }
-}
-
-/// The smaller one of two numbers of blocks.
-///
-/// As signed numbers, which more processors compare as vectors; both are far below 2^31.
-#[inline]
-fn least(a: u32, b: u32) -> u32 {
-    (a as i32).min(b as i32) as u32
 }

@@ -43,6 +43,12 @@ impl Share {
         self.end() & !HOLES
     }
 
+    /// Whether it is that holder's, and there.
+    #[inline(always)]
+    fn is_of(self, holder: HolderId) -> bool {
+        self.holder() == holder && self != Self::NONE
+    }
+
     /// Whether there are holes below the cut.
     #[inline]
     pub(super) fn holes(self) -> bool {
@@ -123,13 +129,20 @@ impl Shares {
     }
 
     /// The holder's share.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, holder: HolderId) -> Option<Share> {
+        let Self::Few([one, two]) = self else {
+            return self.find_among_many(holder);
+        };
+        if one.is_of(holder) {
+            return Some(*one);
+        }
+        two.is_of(holder).then_some(*two)
+    }
+
+    fn find_among_many(&self, holder: HolderId) -> Option<Share> {
         match self {
-            Self::Few(few) => {
-                let is = |share: Share| share.holder() == holder && share != Share::NONE;
-                few.iter().copied().find(|share| is(*share))
-            }
+            Self::Few(_) => None,
             Self::Row(row) => row.find(holder),
             Self::List(list) => place(list, holder).ok().map(|at| list[at]),
         }
@@ -146,21 +159,35 @@ impl Shares {
     }
 
     /// Sets the holder's share; gives whether it had none.
-    #[inline]
+    #[inline(always)]
     pub(super) fn set(&mut self, share: Share) -> bool {
+        if let Self::Few([one, _]) = self {
+            if one.is_of(share.holder()) {
+                *one = share;
+                return false;
+            }
+            if *one == Share::NONE {
+                *one = share;
+                return true;
+            }
+        }
+        self.set_among_many(share)
+    }
+
+    /// [`Shares::set`] where another has a share too.
+    fn set_among_many(&mut self, share: Share) -> bool {
         let holder = share.holder();
         match self {
+            Self::Few([_, two]) if two.is_of(holder) => {
+                *two = share;
+                false
+            }
+            Self::Few(few @ [_, Share::NONE]) => {
+                few[1] = share;
+                few.sort_unstable();
+                true
+            }
             Self::Few(few) => {
-                for slot in &mut *few {
-                    if *slot == Share::NONE || slot.holder() == holder {
-                        let new = *slot == Share::NONE;
-                        *slot = share;
-                        if few[1] != Share::NONE {
-                            few.sort_unstable();
-                        }
-                        return new;
-                    }
-                }
                 let mut list = few.to_vec();
                 list.push(share);
                 list.sort_unstable();
@@ -196,7 +223,7 @@ impl Shares {
     pub(super) fn remove(&mut self, holder: HolderId) -> bool {
         match self {
             Self::Few(few) => {
-                let Some(at) = few.iter().position(|s| s.holder() == holder && *s != Share::NONE) else {
+                let Some(at) = few.iter().position(|share| share.is_of(holder)) else {
                     return false;
                 };
                 *few = [if at == 0 { few[1] } else { few[0] }, Share::NONE];
