@@ -75,8 +75,8 @@ impl Middle {
         if known > MOST_KEYS || self.asked < LOOKED || self.asked < self.changed.saturating_mul(LOOKED_PER_CHANGE) {
             return false;
         }
-        // Twice what there is now: where more come, it is made anew.
-        self.table = KeyTable::with_room_for(known as usize * 2);
+        // With room for half as many more: where still more come, it is made anew. A larger one is less often near.
+        self.table = KeyTable::with_room_for(known as usize * 3 / 2);
         (self.made, self.asked, self.changed) = (true, 0, 0);
         true
     }
