@@ -10,7 +10,7 @@ use cairn_blocks::BlockKey;
 use super::places::Places;
 use super::run::RunId;
 
-/// Most keys that a table is made for: 256 MiB of lines.
+/// Most keys that a table is made for: 430 MiB of lines.
 const MOST_KEYS: u64 = 32 << 20;
 /// Keys that are entered for each block that is looked for, while the table is made.
 pub(super) const STEP_KEYS: u32 = 512;
@@ -78,7 +78,7 @@ impl Middle {
         if self.asked < LOOKED || self.asked < self.changed.saturating_mul(LOOKED_PER_CHANGE) {
             return false;
         }
-        // With room for half as many more: where still more come, it is made anew. A larger one is less often near.
+        // Where more come than it has room for, it is made anew. A larger one is less often near.
         self.table = Places::with_room_for(known as usize);
         (self.made, self.asked, self.changed) = (true, 0, 0);
         true

@@ -9,8 +9,8 @@ use super::run::RunId;
 const WORDS: usize = 16;
 /// Entries a line that the table is full at; up to one fewer than its words would fit, but then many lie elsewhere.
 const FULL: usize = 12;
-/// Entries a line that a table is made with, so that half as many more can come.
-const AT_FIRST: usize = 8;
+/// Entries a line that a table is made with, so that more than as many again can come before it is made anew.
+const AT_FIRST: usize = 5;
 /// Bits of an entry that name the run, as its id plus one; those above are a tag of the key.
 const RUN_BITS: u32 = 24;
 
@@ -61,7 +61,7 @@ impl Places {
     /// The largest run id that entries can name.
     pub(super) const RUN_MAX: u32 = (1 << RUN_BITS) - 2;
 
-    /// An empty table with room for half as many entries more.
+    /// An empty table with room for so many entries and more than as many again.
     pub(super) fn with_room_for(entries: usize) -> Self {
         let lines = vec![Line([0; WORDS]); entries / AT_FIRST + 1];
         advise(&lines);
@@ -149,7 +149,7 @@ impl Places {
         // Fibonacci hashing (Knuth, TAOCP 6.4): keys are uniform in service, but need not be in tests.
         let hash = key.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Home {
-            line: ((hash >> 32) * self.lines.len() as u64 >> 32) as usize,
+            line: (((hash >> 32) * self.lines.len() as u64) >> 32) as usize,
             // Never 0, as words in no use are.
             tag: ((hash >> RUN_BITS) as u32 & 0xff).max(1),
         }
