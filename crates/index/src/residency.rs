@@ -17,6 +17,7 @@ mod huge;
 mod lanes;
 mod lookup;
 mod middle;
+mod places;
 mod row;
 mod run;
 mod runs;

@@ -10,10 +10,10 @@ const PAGE: usize = 2 << 20;
 
 /// Advises huge pages for those that lie wholly within the array; best before it is written.
 #[cfg(target_os = "linux")]
-pub(super) fn advise(array: &[u64]) {
-    let start = array.as_ptr();
+pub(super) fn advise<T>(array: &[T]) {
+    let start = array.as_ptr().cast::<u8>();
     let skip = start.align_offset(PAGE);
-    let bytes = array.len().saturating_sub(skip) * size_of::<u64>() / PAGE * PAGE;
+    let bytes = size_of_val(array).saturating_sub(skip) / PAGE * PAGE;
     if bytes == 0 {
         return;
     }
@@ -24,4 +24,4 @@ pub(super) fn advise(array: &[u64]) {
 
 /// Elsewhere the platform decides by itself.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn advise(_array: &[u64]) {}
+pub(super) fn advise<T>(_array: &[T]) {}

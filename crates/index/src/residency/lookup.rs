@@ -146,11 +146,10 @@ impl Residency {
     pub(super) fn only_place(&self, key: BlockKey, depth: u32) -> Option<Option<Spot>> {
         let table = self.runs.middle.table()?;
         let (mut found, mut places) = (None, 0);
-        table.find(key, |run| {
+        table.each(key, |run| {
             let spot = self.runs.spot_of(run, key, depth);
             places += u32::from(spot.is_some());
             found = spot.or(found);
-            false
         });
         (places <= 1).then_some(found)
     }
@@ -190,7 +189,7 @@ impl Residency {
         }
         found = state.runs.runs().find_map(checked);
         let passed = state.runs.len();
-        if !self.reads_ahead() && self.runs.middle.passed(passed, self.runs.known) {
+        if !self.reads_ahead() && self.runs.middle.passed(passed, self.runs.known, self.runs.runs.len()) {
             self.runs.enter_some();
         }
         found

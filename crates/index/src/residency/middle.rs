@@ -7,10 +7,10 @@
 
 use cairn_blocks::BlockKey;
 
+use super::places::Places;
 use super::run::RunId;
-use super::table::KeyTable;
 
-/// Most keys that are kept in a table: 512 MiB of slots.
+/// Most keys that a table is made for: 430 MiB of lines.
 const MOST_KEYS: u64 = 32 << 20;
 /// Keys that are entered for each block that is looked for, while the table is made.
 pub(super) const STEP_KEYS: u32 = 512;
@@ -29,7 +29,7 @@ const TOGETHER: usize = 16;
 /// Runs by every key in them.
 #[derive(Clone, Default)]
 pub(super) struct Middle {
-    table: KeyTable,
+    table: Places,
     /// Runs below this have all their keys in the table, while there is one.
     entered: u32,
     /// Whether all have.
@@ -48,7 +48,7 @@ impl Middle {
 
     /// The table, once it has all keys.
     #[inline]
-    pub(super) fn table(&self) -> Option<&KeyTable> {
+    pub(super) fn table(&self) -> Option<&Places> {
         self.complete.then_some(&self.table)
     }
 
@@ -64,19 +64,22 @@ impl Middle {
         self.asked += 1;
     }
 
-    /// So many runs were passed while a block was looked for; `known` is the number of all keys. Gives whether the table
-    /// should be made, or made further.
+    /// So many runs were passed while a block was looked for; `known` is the number of all keys, and run ids are below
+    /// `ids`. Gives whether the table should be made, or made further.
     #[cold]
-    pub(super) fn passed(&mut self, runs: usize, known: u64) -> bool {
+    pub(super) fn passed(&mut self, runs: usize, known: u64, ids: usize) -> bool {
         if self.made {
             return true;
         }
         self.asked += runs as u64;
-        if known > MOST_KEYS || self.asked < LOOKED || self.asked < self.changed.saturating_mul(LOOKED_PER_CHANGE) {
+        if known > MOST_KEYS || ids > Places::RUN_MAX as usize {
             return false;
         }
-        // Twice what there is now: where more come, it is made anew.
-        self.table = KeyTable::with_room_for(known as usize * 2);
+        if self.asked < LOOKED || self.asked < self.changed.saturating_mul(LOOKED_PER_CHANGE) {
+            return false;
+        }
+        // Where more come than it has room for, it is made anew. A larger one is less often near.
+        self.table = Places::with_room_for(known as usize);
         (self.made, self.asked, self.changed) = (true, 0, 0);
         true
     }
@@ -99,7 +102,7 @@ impl Middle {
 
     /// Enters keys of the next run. Gives whether there was room: else there is no table any more.
     pub(super) fn enter(&mut self, keys: &[BlockKey], run: RunId) -> bool {
-        if !self.table.has_room_for(keys.len()) {
+        if !self.table.has_room_for(keys.len()) || run.0 > Places::RUN_MAX {
             self.forget();
             return false;
         }
@@ -125,7 +128,7 @@ impl Middle {
         self.count(keys.len());
         if self.made && self.covers(run) {
             self.table.read(keys);
-            keys.iter().for_each(|key| self.table.take(*key, run));
+            keys.iter().for_each(|key| self.table.remove(*key, run));
         }
     }
 

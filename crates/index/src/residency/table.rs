@@ -48,27 +48,6 @@ impl KeyTable {
         }
     }
 
-    /// Reads where a key is found ahead of a lookup; gives the first run that looks like it.
-    #[inline]
-    pub(super) fn guess(&self, key: BlockKey) -> Option<RunId> {
-        let (tag, mask) = (tag(key), self.slots.len().checked_sub(1)?);
-        // An entry is near its home or not worth a guess.
-        (0..4).find_map(|step| {
-            let slot = self.slots[(self.home(tag) + step) & mask];
-            (slot >> 32 == u64::from(tag) && slot != 0).then(|| run_of(slot))
-        })
-    }
-
-    /// Reads where these keys are, or will be.
-    #[inline]
-    pub(super) fn read(&self, keys: &[BlockKey]) {
-        let Some(mask) = self.slots.len().checked_sub(1) else {
-            return;
-        };
-        let homes = keys.iter().map(|key| self.slots[self.home(tag(*key)) & mask]);
-        std::hint::black_box(homes.fold(0, |seen, slot| seen ^ slot));
-    }
-
     /// Adds an entry.
     pub(super) fn insert(&mut self, key: BlockKey, run: RunId) {
         // At most three quarters full, so that probing stays short.
@@ -79,31 +58,8 @@ impl KeyTable {
         self.place(u64::from(tag(key)) << 32 | u64::from(run.0 + 1));
     }
 
-    /// An empty table that takes so many entries without growing.
-    pub(super) fn with_room_for(entries: usize) -> Self {
-        let slots = (entries * 4).div_ceil(3).next_power_of_two().max(FIRST_SLOTS);
-        Self {
-            slots: empty(slots),
-            len: 0,
-        }
-    }
-
-    /// Whether so many more entries fit without growing.
-    #[inline]
-    pub(super) fn has_room_for(&self, entries: usize) -> bool {
-        (self.len + entries) * 4 <= self.slots.len() * 3
-    }
-
     /// Takes away the entry of that key and run, which must be there.
     pub(super) fn remove(&mut self, key: BlockKey, run: RunId) {
-        self.take(key, run);
-        if self.slots.len() > FIRST_SLOTS && self.len * SPARSE < self.slots.len() {
-            self.resize(self.slots.len() / 2);
-        }
-    }
-
-    /// Like [`KeyTable::remove`], without making the table smaller.
-    pub(super) fn take(&mut self, key: BlockKey, run: RunId) {
         let wanted = u64::from(tag(key)) << 32 | u64::from(run.0 + 1);
         let mask = self.slots.len() - 1;
         let mut at = self.home(tag(key)) & mask;
@@ -127,6 +83,9 @@ impl KeyTable {
             }
         }
         self.slots[hole] = 0;
+        if self.slots.len() > FIRST_SLOTS && self.len * SPARSE < self.slots.len() {
+            self.resize(self.slots.len() / 2);
+        }
     }
 
     /// How many entries there are.
