@@ -22,8 +22,8 @@ pub const PRICE_BASE_PERCENT: u64 = 10;
 
 /// The same on top where every worker always has prefills to do. A newcomer waits for work that is there with the
 /// probability that workers are busy, and passes its own wait on to those behind it, so the price grows with that share;
-/// the factor is the best of a grid over public conversations, agents and synthetic mixes from 5 % to 80 % of busy time,
-/// and flat between 150 and 400.
+/// the factor was chosen among neighbours between 250 and 400, whose percentiles on public conversations, agents and
+/// synthetic mixes differ by little more than chance.
 pub const PRICE_BUSY_PERCENT: u64 = 350;
 
 /// The least price where somebody computes the same start already: a burst of one cold prefix would otherwise be computed
