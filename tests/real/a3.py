@@ -63,7 +63,7 @@ class Load:
             done.append(self.one(prompt, policy))
         return done
 
-    def run(self, prompts, policy):
+    def run(self, prompts, policy, workers=WORKERS):
         """All prompts; returns what became of each, in the order of their ends."""
         left, done, failed = list(reversed(prompts)), [], []
 
@@ -81,7 +81,7 @@ class Load:
                 with self.lock:
                     done.append(result)
 
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(WORKERS)]
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
         for thread in threads:
             thread.start()
         for thread in threads:

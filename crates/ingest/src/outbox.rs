@@ -56,6 +56,11 @@ impl Outbox {
         self.behind || !mirror.tape.is_empty()
     }
 
+    /// Whether the index lacks something that only telling everything again makes good.
+    pub(crate) fn lost_some(&self) -> bool {
+        self.behind
+    }
+
     /// Last batch that was made.
     pub(crate) fn built(&self) -> Seq {
         self.built

@@ -314,7 +314,13 @@ impl Source {
         stats.quarantined = self.mirror.waiting() as u64;
         stats.cleared_outer = mirror.cleared_outer;
         stats.buffered = self.session.buffered() as u64;
-        stats.outbox = self.mirror.backlog() as u64;
+        // What an earlier process hadn't told is lost: all that is held waits to be told again, and be it nothing.
+        let again = if self.outbox.lost_some() {
+            stats.blocks.max(1)
+        } else {
+            0
+        };
+        stats.outbox = self.mirror.backlog() as u64 + again;
         stats.unacked = self.outbox.in_flight() as u64;
         stats.resent = self.outbox.resent;
         stats.window_full = self.outbox.window_full;

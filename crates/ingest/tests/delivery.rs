@@ -491,8 +491,11 @@ fn a_checkpoint_of_what_no_batch_has_yet_ends_in_a_full_repair() {
     feed(&mut rig, 1, vec![chain(2, 10), drop_chain(1, 10)]);
     let bytes = rig.members[0].source.checkpoint();
     rig.members[0].source = Source::restore(rig::config(&options), rig.now, &bytes).unwrap();
+    let waits = |rig: &Rig| rig.members[0].source.stats().outbox;
+    assert_eq!(waits(&rig), 10, "nobody may take it for told");
     rig.register(0);
     rig.settle();
+    assert_eq!(waits(&rig), 0);
     assert_eq!(rig.hit(&tokens(200_000, 160)), (160, 0));
     assert_eq!(rig.hit(&tokens(100_000, 160)), (0, 0));
     assert_eq!(rig.audit(0), AuditOutcome::Equal);
