@@ -220,9 +220,8 @@ async fn tokenize(
     let slot = router.tokens_of(&pool.name);
     let mut tokens = slot.encode(&job, budget, max).instrument(span.clone()).await?;
     if matches!(tokens.degraded, Some(Degraded::NoTokenizer | Degraded::Mismatch)) {
-        let asked = ask_engine::encode(router, pool, &job, slot.allowed(&job, budget))
-            .instrument(span.clone())
-            .await;
+        let asked = ask_engine::encode(router, pool, &job, slot.allowed(&job, budget)).instrument(span.clone());
+        let asked = Box::pin(asked).await;
         tokens = asked.unwrap_or(tokens);
     }
     if parsed.endpoint == Endpoint::Completions && tokens.degraded.is_none() {

@@ -150,7 +150,7 @@ async fn ask(router: &Router, engine: &Engine, question: Value) -> Result<Vec<u3
     let leg = Leg {
         engine,
         rank: None,
-        path: "/tokenize",
+        path: http::Uri::from_static("/tokenize"),
         headers,
         body: Bytes::from(question.to_string()),
     };

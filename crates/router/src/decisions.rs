@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use cairn_routing::{CandidateTerms, DecisionRecord};
+use cairn_telemetry::TraceContext;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -20,7 +21,7 @@ pub(crate) struct Kept {
     /// The request's id.
     pub request_id: String,
     /// Its trace.
-    pub trace_id: String,
+    pub trace: TraceContext,
     /// When, in ms since the epoch.
     pub at_ms: u64,
     /// Which operation.
@@ -73,14 +74,14 @@ impl Decisions {
             .iter()
             .rev()
             .filter(|kept| request_id.is_none_or(|id| kept.request_id == id))
-            .filter(|kept| trace_id.is_none_or(|id| kept.trace_id == id))
-            .filter(|kept| any_id.is_none_or(|id| kept.request_id == id || kept.trace_id == id))
+            .filter(|kept| trace_id.is_none_or(|id| kept.trace.trace_id_hex() == id))
+            .filter(|kept| any_id.is_none_or(|id| kept.request_id == id || kept.trace.trace_id_hex() == id))
             .take(limit)
             .map(|kept| {
                 let mut value = explained(fleet, &kept.record);
                 why::add(router, fleet, &kept.named, &kept.record, &mut value);
                 value["request_id"] = json!(kept.request_id);
-                value["trace_id"] = json!(kept.trace_id);
+                value["trace_id"] = json!(kept.trace.trace_id_hex());
                 value["at_ms"] = json!(kept.at_ms);
                 value["endpoint"] = json!(kept.endpoint);
                 value["degraded"] = json!(kept.degraded);

@@ -16,7 +16,7 @@ use rand::Rng;
 use serde::Deserialize;
 use tokio::sync::Notify;
 
-use crate::upstream::Upstream;
+use crate::upstream::{Origin, Upstream};
 
 /// Failed checks in a row after which an engine isn't asked any more.
 const FAILED_CHECKS_MAX: u32 = 2;
@@ -43,10 +43,8 @@ pub(crate) enum Health {
 pub(crate) struct Engine {
     /// Base URL without a trailing slash.
     pub url: String,
-    /// The same, split for building request targets.
-    pub authority: http::uri::Authority,
-    /// `http` or `https`.
-    pub scheme: http::uri::Scheme,
+    /// Where connections to it lead.
+    pub origin: Origin,
     health: AtomicU8,
     failed_checks: AtomicU32,
     /// Wakes the check loop after a fault.
@@ -75,8 +73,7 @@ impl Engine {
         let parts = uri.into_parts();
         Some(Self {
             url: trimmed.to_string(),
-            authority: parts.authority?,
-            scheme: parts.scheme?,
+            origin: Origin::new(parts.scheme?, parts.authority?)?,
             health: AtomicU8::new(Health::Unknown as u8),
             failed_checks: AtomicU32::new(0),
             recheck: Notify::new(),
@@ -177,26 +174,16 @@ pub(crate) async fn check_loop(
     }
 }
 
-fn get(engine: &Engine, path: &str) -> Option<Request<Full<Bytes>>> {
-    let uri = http::Uri::builder()
-        .scheme(engine.scheme.clone())
-        .authority(engine.authority.clone())
-        .path_and_query(path)
-        .build()
-        .ok()?;
-    Request::builder()
-        .method(Method::GET)
-        .uri(uri)
-        .body(Full::default())
-        .ok()
+fn get(path: &'static str) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::default());
+    *request.method_mut() = Method::GET;
+    *request.uri_mut() = http::Uri::from_static(path);
+    request
 }
 
 async fn check(engine: &Engine, upstream: &Upstream) -> bool {
-    let Some(request) = get(engine, "/health") else {
-        return false;
-    };
     let answer = tokio::time::timeout(CHECK_TIMEOUT, async {
-        let response = upstream.send(request).await.ok()?;
+        let response = upstream.send(&engine.origin, get("/health")).await.ok()?;
         let status = response.status();
         // The body is read so that the connection can be used again.
         Limited::new(response.into_body(), MODELS_BYTES_MAX)
@@ -226,11 +213,8 @@ struct ModelCard {
 
 /// Reads `/v1/models`; true where it says something new.
 async fn read_models(engine: &Engine, upstream: &Upstream) -> bool {
-    let Some(request) = get(engine, "/v1/models") else {
-        return false;
-    };
     let answer = tokio::time::timeout(CHECK_TIMEOUT, async {
-        let response = upstream.send(request).await.ok()?;
+        let response = upstream.send(&engine.origin, get("/v1/models")).await.ok()?;
         if response.status() != StatusCode::OK {
             return None;
         }

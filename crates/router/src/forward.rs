@@ -1,7 +1,7 @@
 //! Sends a request to the chosen engine and gets its answer's first byte; what happens after that is the relay's.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
 
@@ -16,7 +16,7 @@ pub(crate) struct Leg<'a> {
     /// Which rank, where the engine has several.
     pub rank: Option<u32>,
     /// The engine's path.
-    pub path: &'static str,
+    pub path: Uri,
     /// Headers to send.
     pub headers: HeaderMap,
     /// The body to send.
@@ -68,8 +68,8 @@ impl Begun {
 
 /// Sends one leg and waits for the first byte of its answer; dropping the future cancels the request at the engine.
 pub(crate) async fn begin(upstream: &Upstream, leg: Leg<'_>) -> Result<Begun, UpstreamFault> {
-    let request = build(leg)?;
-    let response = upstream.send(request).await?;
+    let engine = leg.engine;
+    let response = upstream.send(&engine.origin, build(leg)).await?;
     let (mut head, mut rest) = Response::into_parts(response);
     let length = rest.size_hint().exact();
     strip_response(&mut head.headers);
@@ -94,21 +94,15 @@ pub(crate) async fn begin(upstream: &Upstream, leg: Leg<'_>) -> Result<Begun, Up
     })
 }
 
-fn build(leg: Leg<'_>) -> Result<Request<Full<Bytes>>, UpstreamFault> {
-    let uri = http::Uri::builder()
-        .scheme(leg.engine.scheme.clone())
-        .authority(leg.engine.authority.clone())
-        .path_and_query(leg.path)
-        .build()
-        .map_err(|error| UpstreamFault::Connect(error.to_string()))?;
+fn build(leg: Leg<'_>) -> Request<Full<Bytes>> {
     let mut request = Request::new(Full::new(leg.body));
     *request.method_mut() = Method::POST;
-    *request.uri_mut() = uri;
+    *request.uri_mut() = leg.path;
     *request.headers_mut() = leg.headers;
     if let Some(rank) = leg.rank {
         request
             .headers_mut()
             .insert(DATA_PARALLEL_RANK, HeaderValue::from(rank));
     }
-    Ok(request)
+    request
 }

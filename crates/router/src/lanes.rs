@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
@@ -17,6 +18,18 @@ thread_local! {
 
 /// Lanes that a configuration may ask for, at most.
 pub(crate) const LANES_MAX: usize = 256;
+
+/// Time between two beats: less than any timeout of a connection.
+const BEAT: Duration = Duration::from_secs(2);
+
+/// Keeps a timer that is due before those of connections. Whoever arms a timer that is due before all others wakes the
+/// runtime's thread by a system call, even from that thread itself: each request's head would cost one.
+async fn beat() {
+    let mut beats = tokio::time::interval(BEAT);
+    loop {
+        beats.tick().await;
+    }
+}
 
 /// The lane that the current thread runs; 0 where it runs none.
 pub(crate) fn current() -> usize {
@@ -69,6 +82,7 @@ impl Lanes {
                 .name(format!("lane-{number}"))
                 .spawn(move || {
                     LANE.set(number);
+                    runtime.spawn(beat());
                     runtime.block_on(until.cancelled());
                     // Encodes that run beside a lane aren't waited for.
                     runtime.shutdown_background();

@@ -67,15 +67,17 @@ pub(crate) fn decision(
     span: &tracing::Span,
 ) {
     let choice = &decided.choice;
-    let chosen = fleet
-        .worker(choice.answering_worker())
-        .map(|(_, worker)| worker.name())
-        .unwrap_or_default();
-    span.record("reason", choice.reason.as_str());
-    span.record("worker", chosen.as_str());
-    span.record("predicted_tokens", choice.predicted.tokens());
-    span.record("view_age_ms", router.view.age_ms());
-    exchange.span.record("worker", chosen.as_str());
+    if !span.is_disabled() {
+        let chosen = fleet
+            .worker(choice.answering_worker())
+            .map(|(_, worker)| worker.name())
+            .unwrap_or_default();
+        span.record("reason", choice.reason.as_str());
+        span.record("worker", chosen.as_str());
+        span.record("predicted_tokens", choice.predicted.tokens());
+        span.record("view_age_ms", router.view.age_ms());
+        exchange.span.record("worker", chosen.as_str());
+    }
     router
         .metrics
         .overlap_tokens
@@ -98,7 +100,7 @@ pub(crate) fn decision(
         .map_or(0, |d| d.as_millis());
     router.decisions.push(Kept {
         request_id: exchange.request_id.clone(),
-        trace_id: exchange.trace.trace_id_hex(),
+        trace: exchange.trace,
         at_ms: u64::try_from(at_ms).unwrap_or(u64::MAX),
         endpoint: exchange.endpoint.label(),
         degraded: asked.degraded.map(crate::tokenize::Degraded::as_str),

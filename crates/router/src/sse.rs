@@ -3,6 +3,8 @@
 //! Frames go on as they came. Only where a usage event that the client didn't ask for must be taken out is the start of
 //! an incomplete event held back until its rest arrives; nothing can be shown of it before that anyway.
 
+use std::sync::LazyLock;
+
 use bytes::{Bytes, BytesMut};
 use memchr::memmem;
 use serde::Deserialize;
@@ -38,6 +40,13 @@ impl Usage {
         self.prompt_tokens_details.and_then(|d| d.cached_tokens)
     }
 }
+
+/// Finds a usage, and the end mark; made once, since every chunk is looked through.
+static USAGE: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(USAGE_KEY));
+static DONE: LazyLock<memmem::Finder<'static>> = LazyLock::new(|| memmem::Finder::new(b"[DONE]"));
+/// Finds the last usage.
+static LAST_USAGE: LazyLock<memmem::FinderRev<'static>> = LazyLock::new(|| memmem::FinderRev::new(USAGE_KEY));
+const USAGE_KEY: &[u8] = b"\"usage\"";
 
 /// State of one stream.
 #[derive(Debug, Default)]
@@ -163,7 +172,7 @@ impl SseWatch {
             self.done = true;
             return false;
         }
-        if memmem::find(payload, b"\"usage\"").is_none() {
+        if USAGE.find(payload).is_none() {
             return false;
         }
         let Ok(chunk) = serde_json::from_slice::<Chunk<'_>>(payload) else {
@@ -178,9 +187,9 @@ impl SseWatch {
 /// The usage in the tail of a whole (not streamed) answer.
 pub(crate) fn usage_in_tail(tail: &[u8]) -> Option<Usage> {
     let mut end = tail.len();
-    while let Some(at) = memmem::rfind(&tail[..end], b"\"usage\"") {
+    while let Some(at) = LAST_USAGE.rfind(&tail[..end]) {
         // A key of the answer's own object isn't preceded by a backslash, as it would be inside a string.
-        let rest = tail[at + 7..].trim_ascii_start();
+        let rest = tail[at + USAGE_KEY.len()..].trim_ascii_start();
         if let Some(value) = rest.strip_prefix(b":")
             && (at == 0 || tail[at - 1] != b'\\')
         {
@@ -196,7 +205,7 @@ pub(crate) fn usage_in_tail(tail: &[u8]) -> Option<Usage> {
 
 /// Whether a frame may hold something to look at.
 fn interesting(data: &[u8]) -> bool {
-    memmem::find(data, b"\"usage\"").is_some() || memmem::find(data, b"[DONE]").is_some()
+    USAGE.find(data).is_some() || DONE.find(data).is_some()
 }
 
 fn ends_event(data: &[u8]) -> bool {

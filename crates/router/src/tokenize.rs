@@ -281,7 +281,7 @@ impl PoolTokens {
         let done = if bytes <= inline {
             run(&tokens, job, started + allowed)
         } else {
-            let done = self.run_beside(tokens, Arc::clone(job), started, allowed).await;
+            let done = Box::pin(self.run_beside(tokens, Arc::clone(job), started, allowed)).await;
             done.unwrap_or_else(|| Ok(unknown(job, Degraded::Budget)))
         };
         match done {

@@ -4,8 +4,10 @@
 //! engine's connection. A stream of many small chunks costs one waking for each of them.
 
 mod answer;
+mod bell;
 mod connection;
 mod kept;
+mod origin;
 #[cfg(test)]
 mod tests;
 
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, Response, Uri, header, uri};
+use http::{Request, Response, Uri, header};
 use http_body_util::Full;
 use hyper::service::Service;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -24,7 +26,8 @@ use crate::lanes;
 
 pub(crate) use answer::{Answer, AnswerCut};
 use connection::{Connection, NoAnswer};
-use kept::{Kept, Origin};
+use kept::Kept;
+pub(crate) use origin::Origin;
 
 type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
 
@@ -88,21 +91,26 @@ impl Upstream {
         })
     }
 
-    /// Sends one request; dropping the future cancels it, and so does dropping the answer before its end.
-    pub(crate) async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Response<Answer>, UpstreamFault> {
-        let origin = take_origin(&mut request)?;
+    /// Sends one request, whose target is a path, to an engine; dropping the future cancels it, and so does dropping the answer before its end.
+    pub(crate) async fn send(
+        &self,
+        origin: &Origin,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<Answer>, UpstreamFault> {
+        request.headers_mut().insert(header::HOST, origin.host().clone());
         let kept = &self.lanes[lanes::current()];
-        while let Some(connection) = kept.take(&origin) {
+        while let Some(connection) = kept.take(origin) {
             match connection.exchange(request).await {
-                Ok((response, connection)) => return Ok(answered(response, connection, kept, origin)),
+                Ok((response, connection)) => return Ok(answered(response, connection, kept, origin.clone())),
                 // The engine had closed it, as it may at any time; of the request nothing was written.
                 Err(NoAnswer::Unsent(unsent)) => request = *unsent,
                 Err(NoAnswer::Cut(reason)) => return Err(UpstreamFault::Cut(reason)),
             }
         }
-        let connection = self.connect(&origin).await?;
+        // Boxed, since few requests need it.
+        let connection = Box::pin(self.connect(origin)).await?;
         match connection.exchange(request).await {
-            Ok((response, connection)) => Ok(answered(response, connection, kept, origin)),
+            Ok((response, connection)) => Ok(answered(response, connection, kept, origin.clone())),
             Err(NoAnswer::Unsent(_)) => Err(UpstreamFault::Cut("the connection was closed at once".into())),
             Err(NoAnswer::Cut(reason)) => Err(UpstreamFault::Cut(reason)),
         }
@@ -110,8 +118,8 @@ impl Upstream {
 
     async fn connect(&self, origin: &Origin) -> Result<Connection, UpstreamFault> {
         let uri = Uri::builder()
-            .scheme(origin.0.clone())
-            .authority(origin.1.clone())
+            .scheme(origin.scheme().clone())
+            .authority(origin.authority().clone())
             .path_and_query(PathAndQuery::from_static("/"))
             .build()
             .map_err(|error| UpstreamFault::Connect(error.to_string()))?;
@@ -139,26 +147,6 @@ fn answered(
     at: Origin,
 ) -> Response<Answer> {
     response.map(|body| Answer::new(body, by, Arc::clone(kept), at))
-}
-
-/// Leaves in the request what is written over a connection, and says which one that must be.
-fn take_origin(request: &mut Request<Full<Bytes>>) -> Result<Origin, UpstreamFault> {
-    let parts = std::mem::take(request.uri_mut()).into_parts();
-    let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
-        return Err(UpstreamFault::Connect("the engine's URL names no host".into()));
-    };
-    let mut path = uri::Parts::default();
-    path.path_and_query = Some(parts.path_and_query.unwrap_or(PathAndQuery::from_static("/")));
-    *request.uri_mut() = Uri::from_parts(path).map_err(|error| UpstreamFault::Connect(error.to_string()))?;
-    let usual = match authority.port_u16() {
-        Some(80) => scheme == uri::Scheme::HTTP,
-        Some(443) => scheme == uri::Scheme::HTTPS,
-        Some(_) | None => false,
-    };
-    let host = if usual { authority.host() } else { authority.as_str() };
-    let host = HeaderValue::from_str(host).map_err(|error| UpstreamFault::Connect(error.to_string()))?;
-    request.headers_mut().entry(header::HOST).or_insert(host);
-    Ok((scheme, authority))
 }
 
 /// An error with its causes on one line.

@@ -1,6 +1,7 @@
 //! One request from its arrival to the answer's first byte:
 //! parse -> tokenize -> chain -> overlap -> choose -> reserve -> forward -> observe.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -108,14 +109,13 @@ fn request_id(headers: &mut HeaderMap) -> String {
         return id.to_string();
     }
     // From the thread's own generator: the system's would be asked by a system call for each request.
-    let id = uuid::Builder::from_random_bytes(rand::random())
-        .into_uuid()
-        .simple()
-        .to_string();
-    if let Ok(value) = HeaderValue::from_str(&id) {
+    let mut text = [0; 32];
+    let uuid = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
+    let id = uuid.simple().encode_lower(&mut text);
+    if let Ok(value) = HeaderValue::from_str(id) {
         headers.insert(REQUEST_ID, value);
     }
-    id
+    id.to_string()
 }
 
 /// One try at one worker or pair.
@@ -185,15 +185,17 @@ async fn attempts(
         }
         let outcome = match choice.plan {
             Plan::Whole { worker } => {
-                let sent = whole(router, fleet, worker, &trying);
+                let sent = pin!(whole(router, fleet, worker, &trying));
                 if exchange.streamed {
                     sent.await?
                 } else {
                     until_answered(router, sent, &mut reservation, choice.terms.ttft()).await?
                 }
             }
+            // Boxed, as whatever few requests need: every request's future has room for the largest that it awaits.
             Plan::Split { prefill, decode } => {
-                split::run(router, fleet, (prefill, decode), &trying, &mut reservation).await?
+                let split = split::run(router, fleet, (prefill, decode), &trying, &mut reservation);
+                Box::pin(split).await?
             }
         };
         match outcome {
@@ -328,14 +330,14 @@ fn choose(
 /// prefill.
 async fn until_answered<T>(
     router: &Router,
-    sent: impl Future<Output = T>,
+    mut sent: Pin<&mut impl Future<Output = T>>,
     reservation: &mut Reservation,
     due: Micros,
 ) -> T {
     let due = router.alarms.after(std::time::Duration::from_micros(due.0));
-    tokio::pin!(sent);
     tokio::select! {
-        answer = &mut sent => return answer,
+        biased;
+        answer = sent.as_mut() => return answer,
         () = due.notified() => {}
     }
     reservation.assume_first_token();
@@ -388,7 +390,7 @@ pub(crate) fn leg<'a>(worker: &'a Worker, trying: &Try<'_>, span: &tracing::Span
     Leg {
         engine: &worker.engine,
         rank: (worker.spec.ranks > 1).then_some(worker.spec.rank),
-        path: trying.parsed.endpoint.path(),
+        path: trying.parsed.endpoint.uri(),
         headers,
         body,
     }

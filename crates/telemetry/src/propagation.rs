@@ -1,7 +1,5 @@
 //! W3C trace context: read from requests, written to what they cause, whether or not traces are exported.
 
-use std::fmt::Write as _;
-
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
@@ -60,15 +58,20 @@ impl TraceContext {
     /// As a `traceparent` value.
     #[must_use]
     pub fn to_header(self) -> String {
-        let mut text = String::with_capacity(55);
-        write!(
-            text,
-            "00-{:032x}-{:016x}-{:02x}",
-            self.trace_id,
-            self.span_id,
-            u8::from(self.sampled)
-        )
-        .expect("writing to a string does not fail");
+        self.header().into_iter().map(char::from).collect()
+    }
+
+    /// The same in bytes, by hand: every request writes one, and formatting takes ten times as long.
+    fn header(self) -> [u8; 55] {
+        let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
+        let parts: [(&[u8], usize); 3] = [
+            (&self.trace_id.to_be_bytes(), 3),
+            (&self.span_id.to_be_bytes(), 36),
+            (&[u8::from(self.sampled)], 53),
+        ];
+        for (bytes, at) in parts {
+            hex::encode_to_slice(bytes, &mut text[at..at + 2 * bytes.len()]).expect("two digits for each byte");
+        }
         text
     }
 
@@ -101,7 +104,7 @@ pub fn extract(headers: &HeaderMap) -> Option<TraceContext> {
 
 /// Writes `context` for the callee.
 pub fn inject(headers: &mut HeaderMap, context: TraceContext) {
-    if let Ok(value) = HeaderValue::from_str(&context.to_header()) {
+    if let Ok(value) = HeaderValue::from_bytes(&context.header()) {
         headers.insert(TRACEPARENT, value);
     }
 }

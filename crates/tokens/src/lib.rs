@@ -11,6 +11,7 @@ mod cache;
 mod embedded;
 mod encoder;
 mod error;
+mod few;
 mod files;
 mod format;
 mod measure;

@@ -3,6 +3,7 @@
 //! Follows what vLLM 0.32 does to a chat body before rendering; each rule was checked against its `/tokenize`.
 
 use crate::error::ChatError;
+use crate::few::mapping;
 use crate::format::ContentFormat;
 use crate::request::invalid;
 use minijinja::Value as Jinja;
@@ -151,7 +152,7 @@ impl Message<'_> {
             Content::Parts(parts) => parts.iter().map(Part::to_jinja).collect::<Vec<_>>().into(),
         };
         let head = [("role", Jinja::from(self.role)), ("content", content)];
-        map(head.into_iter().chain(self.fields.iter().cloned()))
+        mapping(head.into_iter().chain(self.fields.iter().cloned()))
     }
 }
 
@@ -184,7 +185,7 @@ impl Part<'_> {
             }
         };
         pairs.extend(self.extra.iter().map(|(k, v)| (*k, to_jinja(v))));
-        map(pairs)
+        mapping(pairs)
     }
 }
 
@@ -397,13 +398,13 @@ fn read_tool_call(call: &Json) -> Result<Jinja, ChatError> {
     let mut named = vec![("arguments", arguments(function.get("arguments")))];
     named.extend(function.get("name").map(|v| ("name", to_jinja(v))));
     named.extend(rest(function, &["arguments", "name"]));
-    let function = map(named);
+    let function = mapping(named);
     let mut pairs = Vec::new();
     pairs.extend(call.get("id").map(|v| ("id", to_jinja(v))));
     pairs.push(("function", function));
     pairs.extend(call.get("type").map(|v| ("type", to_jinja(v))));
     pairs.extend(rest(call, &["id", "function", "type"]));
-    Ok(map(pairs))
+    Ok(mapping(pairs))
 }
 
 fn rest<'a>(object: &'a Map<String, Json>, known: &'a [&str]) -> impl Iterator<Item = (&'a str, Jinja)> {
@@ -419,10 +420,10 @@ fn arguments(arguments: Option<&Json>) -> Jinja {
     match arguments {
         Some(Json::String(text)) => match serde_json::from_str(text) {
             Ok(parsed @ Json::Object(_)) => to_jinja(&parsed),
-            Ok(_) | Err(_) => map([]),
+            Ok(_) | Err(_) => mapping([]),
         },
         Some(object @ Json::Object(_)) => to_jinja(object),
-        _ => map([]),
+        _ => mapping([]),
     }
 }
 
@@ -456,9 +457,9 @@ fn tool_to_jinja(tool: &Json) -> Result<Jinja, ChatError> {
             .or_else(|| outer.clone())
             .map(|v| ("defer_loading", v)),
     );
-    let mut pairs = vec![("type", Jinja::from("function")), ("function", map(out))];
+    let mut pairs = vec![("type", Jinja::from("function")), ("function", mapping(out))];
     pairs.extend(outer.map(|v| ("defer_loading", v)));
-    Ok(map(pairs))
+    Ok(mapping(pairs))
 }
 
 /// A JSON value for the template, key order kept.
@@ -473,10 +474,6 @@ pub(crate) fn to_jinja(value: &Json) -> Jinja {
         },
         Json::String(s) => Jinja::from(s.as_str()),
         Json::Array(list) => list.iter().map(to_jinja).collect::<Vec<_>>().into(),
-        Json::Object(object) => map(object.iter().map(|(k, v)| (k.as_str(), to_jinja(v)))),
+        Json::Object(object) => mapping(object.iter().map(|(k, v)| (k.as_str(), to_jinja(v)))),
     }
-}
-
-fn map<'a>(pairs: impl IntoIterator<Item = (&'a str, Jinja)>) -> Jinja {
-    Jinja::from_pairs(pairs)
 }

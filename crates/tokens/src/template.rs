@@ -8,6 +8,7 @@ mod time;
 pub(crate) use choose::Templates;
 
 use crate::error::ChatError;
+use crate::few::mapping;
 use crate::format::{self, ContentFormat};
 use crate::options::WallClock;
 use minijinja::machinery;
@@ -94,7 +95,7 @@ impl Template {
 
     /// Renders with the given variables.
     pub fn render(&self, variables: &[(&str, Value)]) -> Result<String, ChatError> {
-        let context = Value::from_pairs(variables.iter().cloned());
+        let context = mapping(variables.iter().cloned());
         let template = self.environment.get_template(NAME).map_err(|e| refused(&e))?;
         template.render(context).map_err(|e| refused(&e))
     }

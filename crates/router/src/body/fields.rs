@@ -1,6 +1,9 @@
 //! The members that a decision needs, read from their spans; everything else stays unread.
 
+use std::sync::LazyLock;
+
 use cairn_tokens::Truncate;
+use http::Uri;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -19,12 +22,20 @@ pub(crate) enum Endpoint {
 
 impl Endpoint {
     /// The engine's path.
-    pub(crate) fn path(self) -> &'static str {
+    fn path(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Embeddings => "/v1/embeddings",
         }
+    }
+
+    /// The same, parsed.
+    pub(crate) fn uri(self) -> Uri {
+        static URIS: LazyLock<[Uri; 3]> = LazyLock::new(|| {
+            [Endpoint::Chat, Endpoint::Completions, Endpoint::Embeddings].map(|of| Uri::from_static(of.path()))
+        });
+        URIS[self as usize].clone()
     }
 
     /// Label in metrics and spans.
@@ -100,7 +111,9 @@ pub(crate) struct FieldsError {
 impl<'a> Fields<'a> {
     /// Reads the members of a body for `endpoint`; of duplicates the last one counts, as in engines.
     pub(crate) fn read(body: &'a [u8], found: &[Member<'a>], endpoint: Endpoint) -> Result<Self, FieldsError> {
-        let get = Getter { body, found };
+        // The scan has checked the encoding of the whole body.
+        let text = std::str::from_utf8(body).unwrap_or_default();
+        let get = Getter { text, found };
         let chat = match endpoint {
             Endpoint::Chat => {
                 if !get.raw("messages").is_some_and(|raw| raw.starts_with('[')) {
@@ -184,7 +197,7 @@ impl PromptInput {
 
 /// Typed access to members.
 struct Getter<'a, 'm> {
-    body: &'a [u8],
+    text: &'a str,
     found: &'m [Member<'a>],
 }
 
@@ -195,9 +208,8 @@ impl<'a> Getter<'a, '_> {
 
     /// The JSON text of a member that is there and not null.
     fn raw(&self, key: &str) -> Option<&'a str> {
-        let value = &self.body[self.member(key)?.value.clone()];
-        // The scan has checked the encoding of the whole body.
-        std::str::from_utf8(value).ok().filter(|text| *text != "null")
+        let value = self.text.get(self.member(key)?.value.clone())?;
+        (value != "null").then_some(value)
     }
 
     fn wrong(&self, param: &'static str, expected: &'static str) -> FieldsError {

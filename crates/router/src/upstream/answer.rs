@@ -2,13 +2,15 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
+use super::bell::Bell;
 use super::connection::Connection;
-use super::kept::{Kept, Origin};
+use super::kept::Kept;
+use super::origin::Origin;
 
 /// An answer that ended early.
 #[derive(Debug, thiserror::Error)]
@@ -33,14 +35,56 @@ struct Way {
     connection: Connection,
     home: Arc<Kept>,
     origin: Origin,
+    bell: Arc<Bell>,
+    /// Rings the bell.
+    rings: Waker,
+    /// Nobody asked for a part of the body yet: the first may have come with the head.
+    is_new: bool,
+}
+
+impl Way {
+    /// Looks at the connection until it has brought a part of `body`, or nothing happens to it any more. Says too whether
+    /// it is over.
+    fn bring(
+        &mut self,
+        body: &mut Incoming,
+        cx: &Context<'_>,
+    ) -> (Poll<Option<Result<Frame<Bytes>, hyper::Error>>>, bool) {
+        if self.bell.is_waiting(cx) {
+            return (Poll::Pending, false);
+        }
+        // Whoever polls the connection needn't be woken by the body.
+        let mut part = || Pin::new(&mut *body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        if std::mem::take(&mut self.is_new)
+            && let Poll::Ready(first) = part()
+        {
+            return (Poll::Ready(first), false);
+        }
+        loop {
+            self.bell.look();
+            let over = self.connection.drive(&mut Context::from_waker(&self.rings)).is_ready();
+            let polled = part();
+            if polled.is_ready() {
+                self.bell.look_again();
+                return (polled, over);
+            }
+            if over || self.bell.wait(cx) {
+                return (polled, over);
+            }
+        }
+    }
 }
 
 impl Answer {
     pub(super) fn new(body: Incoming, connection: Connection, home: Arc<Kept>, origin: Origin) -> Self {
+        let bell = Bell::new();
         let way = Way {
             connection,
             home,
             origin,
+            rings: bell.waker(),
+            bell,
+            is_new: true,
         };
         Self {
             body,
@@ -55,6 +99,7 @@ impl Answer {
             mut connection,
             home,
             origin,
+            ..
         } = *way;
         if connection.rests() {
             home.put(&origin, connection);
@@ -68,16 +113,14 @@ impl Body for Answer {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, AnswerCut>>> {
         let this = self.get_mut();
-        let mut polled = Pin::new(&mut this.body).poll_frame(cx);
-        if polled.is_pending() {
-            let over = this.way.as_mut().is_none_or(|way| way.connection.drive(cx).is_ready());
-            // What has just been read.
-            polled = Pin::new(&mut this.body).poll_frame(cx);
-            if over {
-                this.way = None;
-                if polled.is_pending() {
-                    return Poll::Ready(Some(Err(AnswerCut::Over)));
-                }
+        let (polled, over) = match &mut this.way {
+            Some(way) => way.bring(&mut this.body, cx),
+            None => (Pin::new(&mut this.body).poll_frame(cx), true),
+        };
+        if over {
+            this.way = None;
+            if polled.is_pending() {
+                return Poll::Ready(Some(Err(AnswerCut::Over)));
             }
         }
         match polled {

@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -69,7 +69,8 @@ impl Connection {
         let mut answer = pin!(self.sender.try_send_request(request));
         let answered = poll_fn(|cx| {
             let over = self.drive(cx).is_ready();
-            match answer.as_mut().poll(cx) {
+            // What has just been read; the connection alone wakes the task.
+            match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                 Poll::Ready(answered) => Poll::Ready(Some(answered)),
                 Poll::Pending if over => Poll::Ready(None),
                 Poll::Pending => Poll::Pending,

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use http::uri::{Authority, Scheme};
 use parking_lot::Mutex;
 
 use super::connection::Connection;
+use super::origin::Origin;
 
 /// Idle connections are closed before uvicorn, the engines' server, closes them itself after 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -14,9 +14,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 pub(super) const EXPIRE_EVERY: Duration = Duration::from_secs(2);
 /// Idle connections kept per engine; an engine runs a few hundred sequences at once.
 const IDLE_PER_ENGINE_MAX: usize = 512;
-
-/// Where a connection leads to.
-pub(super) type Origin = (Scheme, Authority);
 
 struct Idle {
     connection: Connection,

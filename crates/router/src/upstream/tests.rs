@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use super::{Answer, Upstream, UpstreamFault};
+use super::{Answer, Origin, Upstream, UpstreamFault};
 
 const WHOLE: &str = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
 const CHUNKS: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n";
@@ -96,10 +97,13 @@ fn upstream() -> Upstream {
 }
 
 async fn ask(upstream: &Upstream, addr: SocketAddr) -> Result<Response<Answer>, UpstreamFault> {
-    let request = Request::post(format!("http://{addr}/v1/completions"))
+    let origin = Origin::new(Scheme::HTTP, addr.to_string().parse().unwrap()).unwrap();
+    let request = Request::post("/v1/completions")
         .body(Full::new(Bytes::from_static(b"ask")))
         .unwrap();
-    tokio::time::timeout(BOUND, upstream.send(request)).await.unwrap()
+    tokio::time::timeout(BOUND, upstream.send(&origin, request))
+        .await
+        .unwrap()
 }
 
 async fn text(upstream: &Upstream, addr: SocketAddr) -> String {
