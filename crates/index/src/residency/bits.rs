@@ -57,6 +57,23 @@ impl Bits {
         self.change(start, end, |word, mask| word | mask);
     }
 
+    /// Sets one bit; gives whether it was clear.
+    #[inline]
+    pub(super) fn set_one(&mut self, offset: u32) -> bool {
+        if offset >= self.end() || offset == 0 {
+            let clear = !self.has(offset);
+            self.set(offset, offset + 1);
+            return clear;
+        }
+        if self.has(offset) {
+            return false;
+        }
+        let neighbours = u32::from(self.has(offset - 1)) + u32::from(self.has(offset + 1));
+        self.words[(offset / WORD) as usize] |= 1 << (offset % WORD);
+        self.gaps = self.gaps + 1 - neighbours;
+        true
+    }
+
     /// Clears `[start, end)`, which isn't empty.
     #[inline]
     pub(super) fn clear(&mut self, start: u32, end: u32) {

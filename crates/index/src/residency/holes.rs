@@ -128,6 +128,19 @@ impl Holes {
         }
     }
 
+    /// Makes one offset missing; gives whether it wasn't before.
+    #[inline]
+    pub(super) fn add_one(&mut self, offset: u32) -> bool {
+        match self {
+            Self::Bits(bits) => bits.set_one(offset),
+            Self::Gaps(_) => {
+                let mut new = false;
+                self.add(offset, offset + 1, |_, _| new = true);
+                new
+            }
+        }
+    }
+
     /// Fills `[start, end)`; hands the stretches that were missing before to `newly`.
     pub(super) fn fill(&mut self, start: u32, end: u32, mut newly: impl FnMut(u32, u32)) {
         if start >= end {
@@ -279,6 +292,10 @@ mod tests {
                 holes.each_gap(|start, end| found.push((start, end)));
                 assert_eq!(found, gaps(&missing));
                 assert_eq!(holes.count(), found.len());
+                let one = rng.random_range(0..len);
+                assert_eq!(holes.add_one(one), !missing[one as usize]);
+                missing[one as usize] = true;
+                assert_eq!(holes.count(), gaps(&missing).len());
                 let from = rng.random_range(0..len);
                 assert_eq!(holes.has(from), missing[from as usize]);
                 assert_eq!(holes.first_from(from), (from..len).find(|&at| missing[at as usize]));
