@@ -84,6 +84,9 @@ impl Residency {
             if let Some(chunk) = run.chunks.get(place.offset as usize / CHUNK_KEYS) {
                 prefetch(&self.runs.arena.chunk(*chunk)[place.offset as usize % CHUNK_KEYS]);
             }
+            if let Some(holes) = self.holes.get(&(place.run, place.holder)) {
+                holes.prefetch(place.offset);
+            }
         }
     }
 }

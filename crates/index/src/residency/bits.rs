@@ -1,5 +1,7 @@
 //! A growing row of bits that knows how many stretches of set ones it has.
 
+use super::hint::prefetch;
+
 /// Bits by offset; those beyond the words are clear.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bits {
@@ -36,9 +38,17 @@ impl Bits {
         self.words.capacity() * 8
     }
 
+    /// Asks for the word that an offset lies in.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u32) {
+        if let Some(word) = self.words.get((offset / WORD) as usize) {
+            prefetch(word);
+        }
+    }
+
     /// The word that an offset lies in.
     #[inline]
-    pub(super) fn word(&self, offset: usize) -> u64 {
+    fn word(&self, offset: usize) -> u64 {
         self.words.get(offset / WORD as usize).copied().unwrap_or(0)
     }
 

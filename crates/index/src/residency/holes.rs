@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::bits::Bits;
+use super::hint::prefetch;
 use super::run::RunId;
 use crate::HolderId;
 
@@ -79,12 +80,16 @@ impl Holes {
         }
     }
 
-    /// Something that lies where the offset will be looked for, so that it is read ahead.
+    /// Asks for what lies where the offset will be looked for.
     #[inline]
-    pub(super) fn glance(&self, offset: usize) -> u64 {
+    pub(super) fn prefetch(&self, offset: u32) {
         match self {
-            Self::Gaps(gaps) => gaps.get(gaps.len() / 2).map_or(0, |gap| u64::from(gap.0)),
-            Self::Bits(bits) => bits.word(offset),
+            Self::Gaps(gaps) => {
+                if let Some(middle) = gaps.get(gaps.len() / 2) {
+                    prefetch(middle);
+                }
+            }
+            Self::Bits(bits) => bits.prefetch(offset),
         }
     }
 
