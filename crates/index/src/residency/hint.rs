@@ -1,6 +1,6 @@
 //! Asks the processor for cache lines ahead of their use, without waiting for them.
 #![cfg_attr(
-    target_arch = "x86_64",
+    any(target_arch = "x86_64", target_arch = "aarch64"),
     expect(
         unsafe_code,
         reason = "one instruction that changes nothing and never faults, whatever its address"
@@ -10,13 +10,19 @@
 /// Asks for the line that a value begins in.
 #[inline(always)]
 pub(super) fn prefetch<T>(value: &T) {
+    let place = std::ptr::from_ref(value);
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint that reads nothing the program can see; the address is that of a borrowed value.
+    // SAFETY: a hint whose effect the program can't see; the address is that of a borrowed value.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+        _mm_prefetch::<_MM_HINT_T0>(place.cast());
     }
-    // Elsewhere a plain read starts the wait, which the processor overlaps with what comes next as far as it can.
-    #[cfg(not(target_arch = "x86_64"))]
-    std::hint::black_box(std::ptr::from_ref(value));
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prfm pldl1keep, [{place}]", place = in(reg) place, options(nostack, preserves_flags, readonly));
+    }
+    // Other processors read when they must.
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = place;
 }

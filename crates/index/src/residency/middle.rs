@@ -20,7 +20,7 @@ const LOOKED_PER_CHANGE: u64 = 4;
 const LOOKED: u64 = 1 << 10;
 /// It is worth keeping where it is asked once for so many keys that come or go.
 const CHANGES_PER_ANSWER: u64 = 32;
-/// Changes over which that is judged at least; over as many as there are keys in a table, for it costs as much to make it again.
+/// Changes over which that is judged, or as many as the table has keys: it would cost as much to make it again.
 const WINDOW: u64 = 16 << 10;
 
 /// Keys whose places are asked for before the first of them is written, so that the waits for memory overlap.

@@ -282,4 +282,12 @@ mod tests {
         let empty = |line: &Line| line.tags == Line::EMPTY.tags && line.beyond() == 0;
         assert!(places.lines.iter().all(empty));
     }
+
+    #[test]
+    fn keys_chosen_to_come_together_fill_no_more_lines_than_a_bound() {
+        let mut places = Places::with_room_for(20_000);
+        let fit = ENTRIES * LINES_PASSED_MOST;
+        assert!((0..fit).all(|_| places.insert(BlockKey(5), RunId(1))));
+        assert!(places.has_room_for(1) && !places.insert(BlockKey(5), RunId(1)));
+    }
 }
