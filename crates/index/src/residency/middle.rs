@@ -149,13 +149,16 @@ impl Middle {
     #[inline]
     pub(super) fn count(&mut self, keys: usize) {
         self.changed += keys as u64;
-        if self.changed >= WINDOW && self.changed >= self.table.len() as u64 {
+        if self.changed >= WINDOW {
             self.judge();
         }
     }
 
     #[cold]
     fn judge(&mut self) {
+        if self.changed < self.table.len() as u64 {
+            return;
+        }
         if self.complete && self.asked * CHANGES_PER_ANSWER < self.changed {
             self.forget();
         } else {
