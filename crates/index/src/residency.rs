@@ -12,6 +12,7 @@ mod ahead;
 mod arena;
 mod bits;
 mod change;
+mod hint;
 mod holes;
 mod huge;
 mod lanes;

@@ -3,7 +3,8 @@
 use cairn_blocks::{BlockKey, Depth};
 
 use super::Residency;
-use super::arena::{CHUNK_KEYS, ChunkId};
+use super::arena::CHUNK_KEYS;
+use super::hint::prefetch;
 use super::run::RunId;
 use crate::HolderId;
 
@@ -13,20 +14,20 @@ pub const READ_AHEAD: usize = 32;
 /// What is known of a block that is read ahead.
 #[derive(Clone, Copy)]
 struct Ahead {
+    key: BlockKey,
     run: RunId,
     holder: HolderId,
     /// Its depth at first, its offset in the run once that is read.
     offset: u32,
-    chunk: Option<ChunkId>,
 }
 
 impl Default for Ahead {
     fn default() -> Self {
         Self {
+            key: BlockKey(0),
             run: RunId::NONE,
             holder: HolderId(0),
             offset: 0,
-            chunk: None,
         }
     }
 }
@@ -43,42 +44,49 @@ impl Residency {
     /// where blocks inside runs are asked for often: where changes lie at ends it takes more than it saves. Changes nothing.
     pub fn read_ahead(&self, blocks: impl Iterator<Item = (HolderId, BlockKey, Depth)>) {
         let Some(table) = self.runs.middle.table() else { return };
-        // In steps: a load of one step waits for one of the step before, and all loads of a step wait together.
+        // In steps: what a step reads was asked for by the step before, and all lines of a step are waited for together.
         let mut ahead = [Ahead::default(); READ_AHEAD];
         let mut count = 0;
         for (place, (holder, key, depth)) in ahead.iter_mut().zip(blocks) {
+            table.prefetch(key);
             *place = Ahead {
-                run: table.guess(key).unwrap_or(RunId::NONE),
+                key,
+                run: RunId::NONE,
                 holder,
                 offset: depth.0,
-                chunk: None,
             };
             count += 1;
         }
         let ahead = &mut ahead[..count];
-        let mut seen = 0;
+        for place in &mut *ahead {
+            let Some(id) = table.guess(place.key) else { continue };
+            place.run = id;
+            let Some(run) = self.runs.runs.get(id.0 as usize) else {
+                continue;
+            };
+            prefetch(&run.head);
+            prefetch(&run.shares);
+        }
         for place in &mut *ahead {
             let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
                 continue;
             };
             // Right where the guess was.
             place.offset = place.offset.wrapping_sub(run.base).wrapping_sub(1);
-            seen ^= run.shares.len() as u64;
+            if let Some(chunk) = run.chunks.get(place.offset as usize / CHUNK_KEYS) {
+                prefetch(chunk);
+            }
         }
-        for place in &mut *ahead {
+        for place in &*ahead {
             let Some(run) = self.runs.runs.get(place.run.0 as usize) else {
                 continue;
             };
-            place.chunk = run.chunks.get(place.offset as usize / CHUNK_KEYS).copied();
-            seen ^= run.shares.find(place.holder).map_or(0, |share| u64::from(share.cut()));
-        }
-        for place in &*ahead {
-            if let Some(chunk) = place.chunk {
-                seen ^= self.runs.arena.chunk(chunk)[place.offset as usize % CHUNK_KEYS].0;
+            if let Some(chunk) = run.chunks.get(place.offset as usize / CHUNK_KEYS) {
+                prefetch(&self.runs.arena.chunk(*chunk)[place.offset as usize % CHUNK_KEYS]);
             }
-            let holes = self.holes.get(&(place.run, place.holder));
-            seen ^= holes.map_or(0, |holes| holes.glance(place.offset as usize));
+            if let Some(holes) = self.holes.get(&(place.run, place.holder)) {
+                holes.prefetch(place.offset);
+            }
         }
-        std::hint::black_box(seen);
     }
 }

@@ -1,5 +1,7 @@
 //! A growing row of bits that knows how many stretches of set ones it has.
 
+use super::hint::prefetch;
+
 /// Bits by offset; those beyond the words are clear.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Bits {
@@ -36,9 +38,17 @@ impl Bits {
         self.words.capacity() * 8
     }
 
+    /// Asks for the word that an offset lies in.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: u32) {
+        if let Some(word) = self.words.get((offset / WORD) as usize) {
+            prefetch(word);
+        }
+    }
+
     /// The word that an offset lies in.
     #[inline]
-    pub(super) fn word(&self, offset: usize) -> u64 {
+    fn word(&self, offset: usize) -> u64 {
         self.words.get(offset / WORD as usize).copied().unwrap_or(0)
     }
 
@@ -55,6 +65,23 @@ impl Bits {
             self.words.resize(words, 0);
         }
         self.change(start, end, |word, mask| word | mask);
+    }
+
+    /// Sets one bit; gives whether it was clear.
+    #[inline]
+    pub(super) fn set_one(&mut self, offset: u32) -> bool {
+        if offset >= self.end() || offset == 0 {
+            let clear = !self.has(offset);
+            self.set(offset, offset + 1);
+            return clear;
+        }
+        if self.has(offset) {
+            return false;
+        }
+        let neighbours = u32::from(self.has(offset - 1)) + u32::from(self.has(offset + 1));
+        self.words[(offset / WORD) as usize] |= 1 << (offset % WORD);
+        self.gaps = self.gaps + 1 - neighbours;
+        true
     }
 
     /// Clears `[start, end)`, which isn't empty.

@@ -264,7 +264,7 @@ impl Residency {
             && self.state(holder).is_some()
             && let Some(place) = self.only_place(key, depth.0)
         {
-            return place.map_or_else(Removed::default, |spot| self.remove_one(holder, spot));
+            return place.map_or_else(Removed::default, |spot| self.remove_one(holder, key, spot));
         }
         let Some(mut spot) = self.locate(holder, key, depth.0) else {
             return Removed::default();
@@ -302,9 +302,15 @@ impl Residency {
     }
 
     /// Like [`Residency::remove`] for the one block just above a place, which the holder may lack.
-    fn remove_one(&mut self, holder: HolderId, spot: Spot) -> Removed {
+    fn remove_one(&mut self, holder: HolderId, key: BlockKey, spot: Spot) -> Removed {
         let start = spot.offset - 1;
         let run = self.runs.get(spot.run);
+        let Some(share) = run.shares.find(holder).filter(|share| spot.offset <= share.cut()) else {
+            return Removed::default();
+        };
+        if 0 < start && spot.offset < share.cut() {
+            return self.remove_inside(holder, key, spot, share);
+        }
         // The next block is that above, which may lie in another run; found before this one may go.
         let next = if start > 0 || run.parent == RunId::NONE {
             spot.run
@@ -325,6 +331,27 @@ impl Residency {
             self.removed_from(holder, next);
         }
         Removed { blocks }
+    }
+
+    /// Like [`Residency::remove_one`] where the share has blocks of the run on both sides of it: its end stays, and so does the run.
+    fn remove_inside(&mut self, holder: HolderId, key: BlockKey, spot: Spot, share: Share) -> Removed {
+        let holes = if share.holes() {
+            self.holes.get_mut(&(spot.run, holder)).expect("the share is marked")
+        } else {
+            let run = self.runs.get_mut(spot.run);
+            run.shares.set(Share::new(holder, share.cut(), true));
+            self.holes.entry((spot.run, holder)).or_default()
+        };
+        let before = holes.count() as u64;
+        if !holes.add_one(spot.offset - 1) {
+            return Removed::default();
+        }
+        self.gaps = self.gaps + holes.count() as u64 - before;
+        self.runs.middle.answered();
+        let state = self.state_mut(holder).expect("the caller checked the holder");
+        state.digest.remove(key);
+        state.last[Cursor::Removal as usize] = spot.run;
+        Removed { blocks: 1 }
     }
 
     /// The holder's next removal is likely to concern that run.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::bits::Bits;
+use super::hint::prefetch;
 use super::run::RunId;
 use crate::HolderId;
 
@@ -79,12 +80,16 @@ impl Holes {
         }
     }
 
-    /// Something that lies where the offset will be looked for, so that it is read ahead.
+    /// Asks for what lies where the offset will be looked for.
     #[inline]
-    pub(super) fn glance(&self, offset: usize) -> u64 {
+    pub(super) fn prefetch(&self, offset: u32) {
         match self {
-            Self::Gaps(gaps) => gaps.get(gaps.len() / 2).map_or(0, |gap| u64::from(gap.0)),
-            Self::Bits(bits) => bits.word(offset),
+            Self::Gaps(gaps) => {
+                if let Some(middle) = gaps.get(gaps.len() / 2) {
+                    prefetch(middle);
+                }
+            }
+            Self::Bits(bits) => bits.prefetch(offset),
         }
     }
 
@@ -124,6 +129,19 @@ impl Holes {
             Self::Gaps(gaps) => {
                 add(gaps, start, end, &mut newly);
                 self.as_bits_if_many();
+            }
+        }
+    }
+
+    /// Makes one offset missing; gives whether it wasn't before.
+    #[inline]
+    pub(super) fn add_one(&mut self, offset: u32) -> bool {
+        match self {
+            Self::Bits(bits) => bits.set_one(offset),
+            Self::Gaps(_) => {
+                let mut new = false;
+                self.add(offset, offset + 1, |_, _| new = true);
+                new
             }
         }
     }
@@ -279,6 +297,10 @@ mod tests {
                 holes.each_gap(|start, end| found.push((start, end)));
                 assert_eq!(found, gaps(&missing));
                 assert_eq!(holes.count(), found.len());
+                let one = rng.random_range(0..len);
+                assert_eq!(holes.add_one(one), !missing[one as usize]);
+                missing[one as usize] = true;
+                assert_eq!(holes.count(), gaps(&missing).len());
                 let from = rng.random_range(0..len);
                 assert_eq!(holes.has(from), missing[from as usize]);
                 assert_eq!(holes.first_from(from), (from..len).find(|&at| missing[at as usize]));

@@ -20,11 +20,11 @@ const LOOKED_PER_CHANGE: u64 = 4;
 const LOOKED: u64 = 1 << 10;
 /// It is worth keeping where it is asked once for so many keys that come or go.
 const CHANGES_PER_ANSWER: u64 = 32;
-/// Changes over which that is judged.
+/// Changes over which that is judged, or as many as the table has keys: it would cost as much to make it again.
 const WINDOW: u64 = 16 << 10;
 
-/// Keys whose places are read before any of them is written, so that the waits for memory overlap.
-const TOGETHER: usize = 16;
+/// Keys whose places are asked for before the first of them is written, so that the waits for memory overlap.
+const TOGETHER: usize = 32;
 
 /// Runs by every key in them.
 #[derive(Clone, Default)]
@@ -106,9 +106,17 @@ impl Middle {
             self.forget();
             return false;
         }
-        for keys in keys.chunks(TOGETHER) {
-            self.table.read(keys);
-            keys.iter().for_each(|key| self.table.insert(*key, run));
+        let (first, later) = keys.split_at(keys.len().min(TOGETHER));
+        first.iter().for_each(|key| self.table.prefetch(*key));
+        let mut later = later.iter();
+        for key in keys {
+            if let Some(key) = later.next() {
+                self.table.prefetch(*key);
+            }
+            if !self.table.insert(*key, run) {
+                self.forget();
+                return false;
+            }
         }
         true
     }
@@ -127,7 +135,7 @@ impl Middle {
     pub(super) fn went(&mut self, keys: &[BlockKey], run: RunId) {
         self.count(keys.len());
         if self.made && self.covers(run) {
-            self.table.read(keys);
+            keys.iter().for_each(|key| self.table.prefetch(*key));
             keys.iter().for_each(|key| self.table.remove(*key, run));
         }
     }
@@ -148,6 +156,9 @@ impl Middle {
 
     #[cold]
     fn judge(&mut self) {
+        if self.changed < self.table.len() as u64 {
+            return;
+        }
         if self.complete && self.asked * CHANGES_PER_ANSWER < self.changed {
             self.forget();
         } else {

@@ -2,27 +2,36 @@
 
 use cairn_blocks::BlockKey;
 
+use super::hint::prefetch;
 use super::huge::advise;
 use super::run::RunId;
 
-/// Words in a line; the first one counts the entries that belong here or before and lie beyond.
-const WORDS: usize = 16;
-/// Entries a line that the table is full at; up to one fewer than its words would fit, but then many lie elsewhere.
+/// Entries that fit in a line.
+const ENTRIES: usize = 15;
+/// Entries a line that the table is full at; up to as many as fit, but then many lie elsewhere.
 const FULL: usize = 12;
 /// Entries a line that a table is made with, so that more than as many again can come before it is made anew.
 const AT_FIRST: usize = 5;
-/// Bits of an entry that name the run, as its id plus one; those above are a tag of the key.
+/// Lines that an entry may lie from its home: only keys that were chosen to come together ever lie so far.
+const LINES_PASSED_MOST: usize = 1 << 10;
+/// Where among the tags the number of entries is.
+const COUNT: usize = ENTRIES;
+/// Bits of a run's id that an entry keeps.
 const RUN_BITS: u32 = 24;
 
-/// The bit of each word of a line.
-const BITS: [u32; WORDS] = [
-    1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768,
-];
-
-/// One cache line.
+/// One cache line: its entries lie side by side from the front.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u32; WORDS]);
+struct Line {
+    /// Eight bits of each entry's key, never 0; 0 where there is none; then the number of entries.
+    tags: [u8; ENTRIES + 1],
+    /// The low bytes of each entry's run id.
+    runs: [[u8; 3]; ENTRIES],
+    /// How many entries belong here or before and lie beyond.
+    beyond: [u8; 3],
+}
+
+const _: () = assert!(size_of::<Line>() == 64, "a line is a cache line");
 
 /// Runs by keys, of which only 8 bits are kept: callers compare with the run itself.
 #[derive(Clone, Default)]
@@ -35,36 +44,115 @@ pub(super) struct Places {
 #[derive(Clone, Copy)]
 struct Home {
     line: usize,
-    tag: u32,
+    tag: u8,
+}
+
+/// The low bit of each byte of a word.
+const LOW: u64 = 0x0101_0101_0101_0101;
+
+/// The low bit of each byte that is equal.
+#[inline(always)]
+fn equal_bytes(word: u64, byte: u8) -> u64 {
+    let differing = word ^ (u64::from(byte) * LOW);
+    let below = LOW * 0x7f;
+    // The high bit of a byte ends up set where any of its bits is; nothing carries into the next byte.
+    (!(((differing & below) + below) | differing) >> 7) & LOW
 }
 
 impl Line {
-    /// A bit for each word that is an entry with this tag.
-    #[inline]
-    fn tagged(&self, tag: u32) -> u32 {
-        self.bits(|word| word >> RUN_BITS == tag)
+    const EMPTY: Line = Line {
+        tags: [0; ENTRIES + 1],
+        runs: [[0; 3]; ENTRIES],
+        beyond: [0; 3],
+    };
+
+    /// The entries with this tag.
+    #[inline(always)]
+    fn tagged(&self, tag: u8) -> Tagged {
+        let both = u128::from_le_bytes(self.tags);
+        let (low, high) = (both as u64, (both >> 64) as u64);
+        // The last byte counts the entries.
+        Tagged(equal_bytes(low, tag) | (equal_bytes(high, tag) << 1 & (u64::MAX >> 8)))
     }
 
-    /// A bit for each word of which that is true, but the first.
-    #[inline]
-    fn bits(&self, is: impl Fn(u32) -> bool) -> u32 {
-        // Each word has its bit by itself, so that the compiler takes several words at a time.
-        let bits = self.0.iter().zip(&BITS);
-        let all = bits.fold(0, |all, (word, bit)| {
-            all + (bit & 0u32.wrapping_sub(u32::from(is(*word))))
-        });
-        all & !1
+    #[inline(always)]
+    fn run(&self, at: usize) -> RunId {
+        let [a, b, c] = self.runs[at];
+        RunId(u32::from_le_bytes([a, b, c, 0]))
     }
+
+    #[inline(always)]
+    fn beyond(&self) -> u32 {
+        let [a, b, c] = self.beyond;
+        u32::from_le_bytes([a, b, c, 0])
+    }
+
+    #[inline]
+    fn set_beyond(&mut self, beyond: u32) {
+        self.beyond = three_bytes(beyond);
+    }
+
+    /// Adds an entry; gives whether there was room.
+    #[inline(always)]
+    fn push(&mut self, tag: u8, run: RunId) -> bool {
+        let at = usize::from(self.tags[COUNT]);
+        if at >= ENTRIES {
+            return false;
+        }
+        self.tags[at] = tag;
+        self.runs[at] = three_bytes(run.0);
+        self.tags[COUNT] += 1;
+        true
+    }
+
+    /// Takes an entry away; gives whether it was there.
+    #[inline(always)]
+    fn take(&mut self, tag: u8, run: RunId) -> bool {
+        let Some(at) = self.tagged(tag).find(|at| self.run(*at) == run) else {
+            return false;
+        };
+        // The last one takes its place.
+        let last = usize::from(self.tags[COUNT] - 1);
+        self.tags[at] = self.tags[last];
+        self.runs[at] = self.runs[last];
+        self.tags[last] = 0;
+        self.tags[COUNT] -= 1;
+        true
+    }
+}
+
+/// Places of entries in a line, as bits: the lower eight at the low bits of bytes, the others one higher.
+struct Tagged(u64);
+
+impl Iterator for Tagged {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let bit = self.0.trailing_zeros();
+        (self.0 != 0).then(|| {
+            self.0 &= self.0 - 1;
+            (bit / 8 + bit % 8 * 8) as usize
+        })
+    }
+}
+
+#[inline]
+fn three_bytes(number: u32) -> [u8; 3] {
+    let [a, b, c, _] = number.to_le_bytes();
+    [a, b, c]
 }
 
 impl Places {
     /// The largest run id that entries can name.
-    pub(super) const RUN_MAX: u32 = (1 << RUN_BITS) - 2;
+    pub(super) const RUN_MAX: u32 = (1 << RUN_BITS) - 1;
 
     /// An empty table with room for so many entries and more than as many again.
     pub(super) fn with_room_for(entries: usize) -> Self {
-        let lines = vec![Line([0; WORDS]); entries / AT_FIRST + 1];
-        advise(&lines);
+        let count = entries / AT_FIRST + 1;
+        let mut lines = Vec::with_capacity(count);
+        advise(lines.spare_capacity_mut());
+        lines.resize(count, Line::EMPTY);
         Self { lines, len: 0 }
     }
 
@@ -83,65 +171,62 @@ impl Places {
     pub(super) fn each(&self, key: BlockKey, mut take: impl FnMut(RunId)) {
         let Home { mut line, tag } = self.home(key);
         // Ends: counters say where an entry lies beyond, and the table is never full.
-        while let Some(words) = self.lines.get(line) {
-            let mut bits = words.tagged(tag);
-            while bits != 0 {
-                take(run_of(words.0[bits.trailing_zeros() as usize]));
-                bits &= bits - 1;
-            }
-            if words.0[0] == 0 {
+        while let Some(found) = self.lines.get(line) {
+            found.tagged(tag).for_each(|at| take(found.run(at)));
+            if found.beyond() == 0 {
                 return;
             }
             line = self.after(line);
         }
     }
 
-    /// Reads where a key is found ahead of a look-up; gives the first run that looks like it.
+    /// The first run that looks like that key's, where it lies at home.
     #[inline]
     pub(super) fn guess(&self, key: BlockKey) -> Option<RunId> {
         let Home { line, tag } = self.home(key);
-        let words = self.lines.get(line)?;
-        let bits = words.tagged(tag);
-        (bits != 0).then(|| run_of(words.0[bits.trailing_zeros() as usize]))
+        let line = self.lines.get(line)?;
+        line.tagged(tag).next().map(|at| line.run(at))
     }
 
-    /// Reads where these keys are, or will be.
+    /// Asks for the line where a key is, or will be.
     #[inline]
-    pub(super) fn read(&self, keys: &[BlockKey]) {
-        let lines = keys.iter().filter_map(|key| self.lines.get(self.home(*key).line));
-        std::hint::black_box(lines.fold(0, |seen, line| seen ^ line.0[0]));
+    pub(super) fn prefetch(&self, key: BlockKey) {
+        if let Some(line) = self.lines.get(self.home(key).line) {
+            prefetch(line);
+        }
     }
 
-    /// Adds an entry; there must be room, and the run's id at most [`Places::RUN_MAX`].
-    pub(super) fn insert(&mut self, key: BlockKey, run: RunId) {
+    /// Adds an entry; there must be room, and the run's id at most [`Places::RUN_MAX`]. Gives whether a line near its home
+    /// had room: else the table is of no use any more.
+    #[inline]
+    pub(super) fn insert(&mut self, key: BlockKey, run: RunId) -> bool {
         let Home { mut line, tag } = self.home(key);
         self.len += 1;
-        loop {
-            let free = self.lines[line].bits(|word| word == 0);
-            if free != 0 {
-                self.lines[line].0[free.trailing_zeros() as usize] = entry(tag, run);
-                return;
+        for _ in 0..LINES_PASSED_MOST {
+            if self.lines[line].push(tag, run) {
+                return true;
             }
-            self.lines[line].0[0] += 1;
+            let beyond = self.lines[line].beyond();
+            self.lines[line].set_beyond(beyond + 1);
             line = self.after(line);
         }
+        false
     }
 
     /// Takes away an entry of that key and run, which must be there.
+    #[inline]
     pub(super) fn remove(&mut self, key: BlockKey, run: RunId) {
         let Home { mut line, tag } = self.home(key);
-        let wanted = entry(tag, run);
         self.len -= 1;
-        loop {
-            let found = self.lines[line].bits(|word| word == wanted);
-            if found != 0 {
-                self.lines[line].0[found.trailing_zeros() as usize] = 0;
-                return;
-            }
-            let beyond = &mut self.lines[line].0[0];
-            *beyond = beyond.checked_sub(1).expect("an entry to remove is there");
+        while !self.lines[line].take(tag, run) {
+            let beyond = self.lines[line].beyond();
+            self.lines[line].set_beyond(beyond.checked_sub(1).expect("an entry to remove is there"));
             line = self.after(line);
         }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 
     #[inline]
@@ -150,8 +235,8 @@ impl Places {
         let hash = key.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         Home {
             line: (((hash >> 32) * self.lines.len() as u64) >> 32) as usize,
-            // Never 0, as words in no use are.
-            tag: ((hash >> RUN_BITS) as u32 & 0xff).max(1),
+            // Never 0, as tags in no use are.
+            tag: ((hash >> 24) as u8).max(1),
         }
     }
 
@@ -159,16 +244,6 @@ impl Places {
     fn after(&self, line: usize) -> usize {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
     }
-}
-
-#[inline]
-fn entry(tag: u32, run: RunId) -> u32 {
-    tag << RUN_BITS | (run.0 + 1)
-}
-
-#[inline]
-fn run_of(entry: u32) -> RunId {
-    RunId((entry & ((1 << RUN_BITS) - 1)) - 1)
 }
 
 #[cfg(test)]
@@ -188,7 +263,7 @@ mod tests {
                 // Some keys come several times, for one run or for others.
                 let spread = if rng.random_bool(0.5) { 3 } else { u64::MAX };
                 let new = (BlockKey(rng.random_range(0..spread)), RunId(rng.random_range(0..50)));
-                places.insert(new.0, new.1);
+                assert!(places.insert(new.0, new.1));
                 there.push(new);
             } else {
                 let (key, run) = there.swap_remove(rng.random_range(0..there.len()));
@@ -204,6 +279,15 @@ mod tests {
         }
         assert!(there.len() > 100);
         there.drain(..).for_each(|(key, run)| places.remove(key, run));
-        assert!(places.lines.iter().all(|line| line.0 == [0; WORDS]));
+        let empty = |line: &Line| line.tags == Line::EMPTY.tags && line.beyond() == 0;
+        assert!(places.lines.iter().all(empty));
+    }
+
+    #[test]
+    fn keys_chosen_to_come_together_fill_no_more_lines_than_a_bound() {
+        let mut places = Places::with_room_for(20_000);
+        let fit = ENTRIES * LINES_PASSED_MOST;
+        assert!((0..fit).all(|_| places.insert(BlockKey(5), RunId(1))));
+        assert!(places.has_room_for(1) && !places.insert(BlockKey(5), RunId(1)));
     }
 }

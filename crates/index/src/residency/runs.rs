@@ -339,25 +339,20 @@ impl Runs {
     /// Enters the keys of some more runs into the table of all keys.
     #[cold]
     pub(super) fn enter_some(&mut self) {
-        let mut entered = 0;
+        let (mut entered, mut keys) = (0, Vec::new());
         while entered < STEP_KEYS {
             let id = self.middle.next();
             let Some(run) = self.runs.get(id.0 as usize) else {
                 return self.middle.completed();
             };
-            let mut at = 0;
-            while at < run.len as usize {
-                let to = (run.len as usize - at).min(CHUNK_KEYS);
-                if !self
-                    .middle
-                    .enter(&self.arena.chunk(run.chunks[at / CHUNK_KEYS])[..to], id)
-                {
-                    return;
-                }
-                at += to;
+            self.each_stretch(run, 0, run.len, |part| keys.extend_from_slice(part));
+            let len = run.len;
+            if !self.middle.enter(&keys, id) {
+                return;
             }
+            keys.clear();
             // Runs in no use count too, or very many of them would be passed at once.
-            entered += run.len + 1;
+            entered += len + 1;
             self.middle.entered();
         }
     }
