@@ -4,6 +4,7 @@ pub(crate) mod arena;
 mod drain;
 mod groups;
 mod names;
+mod near;
 pub(crate) mod node;
 mod place;
 mod plain;

@@ -2,13 +2,15 @@
 
 use cairn_blocks::BlockKey;
 
+use super::near;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
-use super::slots::{EARLY, Entry, SlotTable, Vacancy};
+use super::slots::{EARLY, Entry, Place, SlotTable, Vacancy};
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
-/// So many blocks of an event are read ahead: their lines fit in the nearest cache.
-pub(super) const AHEAD: usize = 64;
+/// So many blocks of an event are asked for ahead, and as many again while they are worked at: their lines fit in the
+/// nearest cache.
+pub(super) const AHEAD: usize = 32;
 
 /// Nodes by slot, by engine hash and, for roots, by key.
 #[derive(Debug)]
@@ -82,24 +84,34 @@ impl Arena {
         (0..self.nodes.len() as u32).filter(|s| !self.get(*s).has(FREE))
     }
 
-    /// Reads where hashes are found ahead of the lookups, which then wait for memory less.
+    /// Where up to `N` hashes are found, whose lines are asked for.
     #[inline]
-    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
-        let seen = hashes.iter().fold(0, |seen, hash| seen ^ self.by_hash.touch(*hash));
-        std::hint::black_box(seen);
+    pub(super) fn approach<const N: usize>(&self, hashes: &[EngineHash]) -> [Place; N] {
+        let mut places = [Place::default(); N];
+        for (place, hash) in places.iter_mut().zip(hashes) {
+            *place = self.by_hash.place(*hash);
+            self.by_hash.ask_for(*place);
+        }
+        places
     }
 
-    /// Finds entries for a few hashes so that their reads overlap: one without a node where there is none with this
-    /// hash.
+    /// What looks like the block of a place, whose node is asked for: it may be another one, or none where there is one.
     #[inline]
-    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Entry]) {
-        for (entry, hash) in out.iter_mut().zip(hashes) {
-            *entry = self.by_hash.guess(*hash);
+    pub(super) fn guess(&self, place: Place) -> Entry {
+        let entry = self.by_hash.guess(place);
+        if let Some(node) = self.node(entry.slot) {
+            near::ask_for(node);
+            near::ask_for(&node.flags);
         }
-        for (entry, hash) in out.iter_mut().zip(hashes) {
-            if self.node(entry.slot).is_none_or(|node| node.hash() != *hash) {
-                *entry = self.look(*hash).unwrap_or(Entry::NONE);
-            }
+        entry
+    }
+
+    /// What was guessed where it is right, else what is found.
+    #[inline]
+    pub(super) fn settle(&self, guess: Entry, hash: EngineHash) -> Entry {
+        match self.node(guess.slot) {
+            Some(node) if node.hash() == hash => guess,
+            Some(_) | None => self.look(hash).unwrap_or(Entry::NONE),
         }
     }
 
@@ -137,14 +149,27 @@ impl Arena {
         self.by_hash.look(hash, |s| self.get(s).hash() == hash)
     }
 
-    /// Adds a block whose hash [`Arena::look`] just didn't find: a link of a chain, whose parent counts it already or is
+    /// Like [`Arena::look`], for a hash that goes to this place.
+    #[inline]
+    pub(super) fn look_at(&self, place: Place, hash: EngineHash) -> Result<Entry, Vacancy> {
+        self.by_hash.look_at(place, |s| self.get(s).hash() == hash)
+    }
+
+    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose parent counts it already or is
     /// told by [`Arena::join_links`].
     #[inline]
     pub(super) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
         let slot = self.place(node);
-        let Self { nodes, by_hash, .. } = self;
-        by_hash.fill(vacancy, node.hash(), slot, |s| nodes[s as usize].hash());
+        self.by_hash.fill(vacancy, node.hash(), slot);
         slot
+    }
+
+    /// Makes room for so many blocks more in the table of hashes. Returns whether it had to grow: then what was known of
+    /// places in it is known no more.
+    #[inline]
+    pub(super) fn make_room(&mut self, blocks: usize) -> bool {
+        let Self { nodes, by_hash, .. } = self;
+        by_hash.make_room(blocks, |s| nodes[s as usize].hash())
     }
 
     /// A chain of links hangs below a parent now, and this is its last one, on which nothing hangs.
@@ -264,12 +289,12 @@ impl Arena {
         slot
     }
 
-    /// Takes a block out if it is this one and has just this, and gives it; its parent must be told, by
+    /// Takes a block out that was found for this hash if it has just this, and gives it; its parent must be told, by
     /// [`Arena::orphan`].
     #[inline]
     pub(super) fn take_only(&mut self, entry: Entry, hash: EngineHash, link: Link) -> Option<Node> {
         let node = self.nodes.get_mut(entry.slot as usize)?;
-        if node.hash() != hash || !node.is_only(link) {
+        if !node.is_only(link) {
             return None;
         }
         let taken = *node;

@@ -77,19 +77,24 @@ impl Mirror {
         let model = Link::new(tier, if at_once { SENT } else { DIRTY });
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
+        let mut tokens = tokens.chunks_exact(size as usize);
+        let mut next = self.arena.approach::<AHEAD>(&hashes[..blocks]);
         'pieces: while done < blocks {
             let piece = &hashes[done..blocks.min(done + AHEAD)];
-            if piece.len() > 1 {
-                self.arena.touch(piece);
-            }
-            let tokens = tokens[done * size as usize..].chunks_exact(size as usize);
-            keys.extend(tokens.take(piece.len()).map(|tokens| {
+            let places = if self.arena.make_room(piece.len()) {
+                self.arena.approach(piece)
+            } else {
+                next
+            };
+            next = self.arena.approach(&hashes[done + piece.len()..blocks]);
+            for (place, tokens) in places[..piece.len()].iter().zip(&mut tokens) {
                 key = next_key(key, tokens, &[]);
-                key
-            }));
+                keys.push(key);
+                self.arena.guess(*place);
+            }
             let first = done;
-            for (hash, key) in piece.iter().zip(&keys[first..]) {
-                let Err(vacancy) = self.arena.look(*hash) else {
+            for ((hash, place), key) in piece.iter().zip(&places).zip(&keys[first..]) {
+                let Err(vacancy) = self.arena.look_at(*place, *hash) else {
                     break 'pieces;
                 };
                 end += size;
@@ -170,7 +175,7 @@ impl Mirror {
 
     /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
     ///
-    /// `found` has what [`Arena::find_each`](super::arena::Arena::find_each) found of them.
+    /// `found` has what [`Arena::guess`](super::arena::Arena::guess) found of them.
     pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
         let at_once = self.tells_at_once(tier);
         let mut gone = 0;
@@ -199,12 +204,13 @@ impl Mirror {
         let mut going = Going::none(tier, size);
         let (mut gone, mut digest) = (0, 0u64);
         for (hash, entry) in hashes.iter().zip(found) {
+            let entry = self.arena.settle(*entry, *hash);
             let goes_on = entry.slot == going.parent;
             if !goes_on {
                 self.end_going(going);
                 going.count = 0;
             }
-            let Some(node) = self.arena.take_only(*entry, *hash, if goes_on { above } else { leaf }) else {
+            let Some(node) = self.arena.take_only(entry, *hash, if goes_on { above } else { leaf }) else {
                 break;
             };
             self.forget_end(entry.slot);

@@ -1,7 +1,9 @@
 //! Finds slots by engine hash: buckets of one cache line, four bytes a slot, nothing left behind by a removal.
 
 mod bucket;
+mod wide;
 
+use super::near;
 use super::node::Slot;
 use crate::EngineHash;
 use crate::fixed_hash::scatter;
@@ -56,9 +58,10 @@ impl Entry {
     };
 }
 
-/// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by.
-#[derive(Clone, Copy)]
-struct Place {
+/// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by: as long as the table
+/// doesn't grow.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Place {
     bucket: u32,
     tag: u8,
     /// Bits to shift the counts of a bucket by.
@@ -82,8 +85,9 @@ impl SlotTable {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
+    /// Where a hash goes.
     #[inline]
-    fn place(&self, hash: EngineHash) -> Place {
+    pub(crate) fn place(&self, hash: EngineHash) -> Place {
         let spread = scatter(hash.0);
         Place {
             bucket: ((spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32) as u32,
@@ -101,17 +105,18 @@ impl SlotTable {
         }
     }
 
-    /// Reads the line that a hash belongs in: many such reads overlap, so that the lookups after them find it near.
+    /// Asks for the line that a hash belongs in.
     #[inline]
-    pub(crate) fn touch(&self, hash: EngineHash) -> u32 {
-        let place = self.place(hash);
-        self.buckets.get(place.bucket as usize).map_or(0, Bucket::touch)
+    pub(crate) fn ask_for(&self, place: Place) {
+        if let Some(line) = self.buckets.get(place.bucket as usize) {
+            near::ask_for(line);
+        }
     }
 
     /// The first entry in a hash's own line that looks like it.
     #[inline]
-    pub(crate) fn guess(&self, hash: EngineHash) -> Entry {
-        let Place { bucket, tag, .. } = self.place(hash);
+    pub(crate) fn guess(&self, place: Place) -> Entry {
+        let Place { bucket, tag, .. } = place;
         let line = self.buckets.get(bucket as usize);
         match line.and_then(|line| Some((line, line.alike(tag).lowest()?))) {
             None => Entry::NONE,
@@ -133,7 +138,12 @@ impl SlotTable {
     /// The first entry with this hash whose slot `accept` takes, or where one may be added.
     #[inline]
     pub(crate) fn look(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        let place = self.place(hash);
+        self.look_at(self.place(hash), accept)
+    }
+
+    /// Like [`SlotTable::look`], for a hash that goes to this place.
+    #[inline]
+    pub(crate) fn look_at(&self, place: Place, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
         if let Some(line) = self.buckets.get(place.bucket as usize)
             && line.alike(place.tag).is_nowhere()
             && line.passed(place.group) == 0
@@ -148,7 +158,7 @@ impl SlotTable {
         self.look_through(place, accept)
     }
 
-    /// Like [`SlotTable::look`], for a hash that may be there, or whose line others passed by.
+    /// Like [`SlotTable::look_at`], for a hash that may be there, or whose line others passed by.
     #[inline(never)]
     fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
         let mut vacancy = Vacancy {
@@ -189,28 +199,32 @@ impl SlotTable {
     /// Adds a slot; `hash_of` tells the hash of any slot in the table.
     #[inline]
     pub(crate) fn insert(&mut self, hash: EngineHash, slot: Slot, hash_of: impl Fn(Slot) -> EngineHash) {
-        if self.len >= self.most {
-            self.grow(hash_of);
-        }
+        self.make_room(1, hash_of);
         self.put(hash, slot);
         self.len += 1;
     }
 
-    /// Adds a slot where [`SlotTable::look`], called just before for the same hash, found room.
+    /// Grows where there is no room for so many slots more. Returns whether it did: then what was known of places and
+    /// entries is known no more.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        vacancy: Vacancy,
-        hash: EngineHash,
-        slot: Slot,
-        hash_of: impl Fn(Slot) -> EngineHash,
-    ) {
+    pub(crate) fn make_room(&mut self, slots: usize, hash_of: impl Fn(Slot) -> EngineHash) -> bool {
+        let full = self.len + slots > self.most;
+        if full {
+            self.grow(slots, hash_of);
+        }
+        full
+    }
+
+    /// Adds a slot where [`SlotTable::look`], called just before for the same hash, found a vacancy, and
+    /// [`SlotTable::make_room`] made room before that.
+    #[inline]
+    pub(crate) fn fill(&mut self, vacancy: Vacancy, hash: EngineHash, slot: Slot) {
         let Vacancy { place, bucket, at } = vacancy;
-        if self.len >= self.most || bucket != place.bucket {
-            return self.insert(hash, slot, hash_of);
+        self.len += 1;
+        if bucket != place.bucket {
+            return self.put(hash, slot);
         }
         self.buckets[bucket as usize].put(at as usize, place.tag, slot);
-        self.len += 1;
     }
 
     #[inline(never)]
@@ -257,14 +271,16 @@ impl SlotTable {
         }
     }
 
-    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a quarter.
+    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a quarter. There is room
+    /// for `more` then.
     #[cold]
-    fn grow(&mut self, hash_of: impl Fn(Slot) -> EngineHash) {
+    fn grow(&mut self, more: usize, hash_of: impl Fn(Slot) -> EngineHash) {
         let wanted = match self.expected {
             expected if self.len < expected && self.len * EARLY >= expected => expected,
             expected if self.len >= expected && expected > 0 => self.len + self.len / 4 + 16,
             _ => self.len + 1 + self.len / 2,
         };
+        let wanted = wanted.max(self.len + more);
         let buckets = (wanted * 100).div_ceil(FULLEST).max(1);
         self.most = buckets * FULLEST / 100;
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::NEW; buckets]);
@@ -301,8 +317,9 @@ mod tests {
             if known < 500 || n % 100 < 52 {
                 let (hash, slot) = (EngineHash(hash(n)), hashes.len() as Slot);
                 hashes.push(hash);
+                table.make_room((n % 40) as usize, |s| hashes[s as usize]);
                 match table.look(hash, |_| false) {
-                    Err(vacancy) if n.is_multiple_of(2) => table.fill(vacancy, hash, slot, |s| hashes[s as usize]),
+                    Err(vacancy) if n % 40 > 20 => table.fill(vacancy, hash, slot),
                     Ok(_) | Err(_) => table.insert(hash, slot, |s| hashes[s as usize]),
                 }
                 map.insert(slot, hash);
