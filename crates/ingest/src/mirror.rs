@@ -37,6 +37,9 @@ const SPARE_BLOCKS: u64 = 128;
 /// The list of changes is swept when it is this much longer than after the last sweep.
 const SWEEP_SLACK: usize = 4 << 10;
 
+/// Events of a message whose first blocks are asked for before the first event is applied.
+const EVENTS_AHEAD: usize = 4;
+
 /// What a mirror needs to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct MirrorConfig {
@@ -143,6 +146,19 @@ impl Mirror {
     pub(crate) fn set_capacity(&mut self, blocks: u64) {
         self.config.capacity = blocks;
         self.arena.expect(expected_nodes(&self.config));
+    }
+
+    /// Asks for what the first blocks of a few events will need, so that the waits for it overlap.
+    #[inline]
+    pub(crate) fn approach(&self, events: &[EngineEvent]) {
+        for event in events.iter().take(EVENTS_AHEAD) {
+            let hashes = match event {
+                EngineEvent::Stored(stored) => &stored.hashes,
+                EngineEvent::Removed(removed) => &removed.hashes,
+                EngineEvent::Cleared => continue,
+            };
+            self.arena.approach::<1>(hashes);
+        }
     }
 
     /// Applies one event.

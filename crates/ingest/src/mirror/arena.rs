@@ -101,9 +101,15 @@ impl Arena {
         let entry = self.by_hash.guess(place);
         if let Some(node) = self.node(entry.slot) {
             near::ask_for(node);
-            near::ask_for(&node.flags);
         }
         entry
+    }
+
+    /// Asks for what [`Arena::look_at`] will need beyond a hash's own line.
+    #[inline]
+    pub(super) fn look_ahead(&self, place: Place) {
+        self.guess(place);
+        self.by_hash.ask_further(place);
     }
 
     /// What was guessed where it is right, else what is found.
@@ -150,17 +156,17 @@ impl Arena {
     }
 
     /// Like [`Arena::look`], for a hash that goes to this place.
-    #[inline]
+    #[inline(always)]
     pub(super) fn look_at(&self, place: Place, hash: EngineHash) -> Result<Entry, Vacancy> {
         self.by_hash.look_at(place, |s| self.get(s).hash() == hash)
     }
 
     /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose parent counts it already or is
     /// told by [`Arena::join_links`].
-    #[inline]
-    pub(super) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
+    #[inline(always)]
+    pub(super) fn insert_at(&mut self, vacancy: Vacancy, place: Place, node: Node) -> Slot {
         let slot = self.place(node);
-        self.by_hash.fill(vacancy, node.hash(), slot);
+        self.by_hash.fill(vacancy, place, slot);
         slot
     }
 

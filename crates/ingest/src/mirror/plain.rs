@@ -44,7 +44,11 @@ impl Mirror {
         while out.done < blocks {
             let hashes = &stored.hashes[out.done..];
             let tokens = &stored.tokens[out.done * size as usize..];
-            let fresh = self.store_fresh(&mut out, hashes, tokens, tier, at_once);
+            let fresh = if hashes.len() == 1 {
+                self.store_fresh::<1>(&mut out, hashes, tokens, tier, at_once)
+            } else {
+                self.store_fresh::<AHEAD>(&mut out, hashes, tokens, tier, at_once)
+            };
             if fresh == 0 && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
                 break;
             }
@@ -52,9 +56,9 @@ impl Mirror {
         out
     }
 
-    /// Stores leading blocks that nobody knows yet, each below the one before. Returns how many.
+    /// Stores leading blocks that nobody knows yet, each below the one before, in pieces of `N`. Returns how many.
     #[inline(never)]
-    fn store_fresh(
+    fn store_fresh<const N: usize>(
         &mut self,
         out: &mut Plain,
         hashes: &[EngineHash],
@@ -78,9 +82,9 @@ impl Mirror {
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
         let mut tokens = tokens.chunks_exact(size as usize);
-        let mut next = self.arena.approach::<AHEAD>(&hashes[..blocks]);
+        let mut next = self.arena.approach::<N>(&hashes[..blocks]);
         'pieces: while done < blocks {
-            let piece = &hashes[done..blocks.min(done + AHEAD)];
+            let piece = &hashes[done..blocks.min(done + N)];
             let places = if self.arena.make_room(piece.len()) {
                 self.arena.approach(piece)
             } else {
@@ -90,7 +94,7 @@ impl Mirror {
             for (place, tokens) in places[..piece.len()].iter().zip(&mut tokens) {
                 key = next_key(key, tokens, &[]);
                 keys.push(key);
-                self.arena.guess(*place);
+                self.arena.look_ahead(*place);
             }
             let first = done;
             for ((hash, place), key) in piece.iter().zip(&places).zip(&keys[first..]) {
@@ -98,7 +102,7 @@ impl Mirror {
                     break 'pieces;
                 };
                 end += size;
-                above = self.arena.insert_at(vacancy, model.node(*hash, *key, above, end));
+                above = self.arena.insert_at(vacancy, *place, model.node(*hash, *key, above, end));
                 if !at_once {
                     self.dirty.push_back(above | (tier as u32) << 30);
                 }

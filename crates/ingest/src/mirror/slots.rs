@@ -29,7 +29,6 @@ pub(crate) struct SlotTable {
 /// Where there is room for a hash that isn't in the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Vacancy {
-    place: Place,
     bucket: u32,
     at: u32,
 }
@@ -59,13 +58,26 @@ impl Entry {
 }
 
 /// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by: as long as the table
-/// doesn't grow.
+/// doesn't grow. The bucket is in the upper half, bits of the hash in the lower one.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Place {
-    bucket: u32,
-    tag: u8,
+pub(crate) struct Place(u64);
+
+impl Place {
+    #[inline]
+    fn bucket(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    #[inline]
+    fn tag(self) -> u8 {
+        Bucket::tag(self.0 as u8)
+    }
+
     /// Bits to shift the counts of a bucket by.
-    group: u8,
+    #[inline]
+    fn group(self) -> u8 {
+        ((self.0 >> 8) as u8) % GROUPS as u8 * 4
+    }
 }
 
 impl SlotTable {
@@ -89,11 +101,8 @@ impl SlotTable {
     #[inline]
     pub(crate) fn place(&self, hash: EngineHash) -> Place {
         let spread = scatter(hash.0);
-        Place {
-            bucket: ((spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32) as u32,
-            tag: Bucket::tag(spread as u8),
-            group: ((spread >> 8) as u8) % GROUPS as u8 * 4,
-        }
+        let bucket = (spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32;
+        Place(bucket << 32 | spread & u64::from(u32::MAX))
     }
 
     #[inline]
@@ -108,21 +117,31 @@ impl SlotTable {
     /// Asks for the line that a hash belongs in.
     #[inline]
     pub(crate) fn ask_for(&self, place: Place) {
-        if let Some(line) = self.buckets.get(place.bucket as usize) {
+        if let Some(line) = self.buckets.get(place.bucket() as usize) {
             near::ask_for(line);
+        }
+    }
+
+    /// Asks for the line after the one that a hash belongs in, where the hash may be in that.
+    #[inline]
+    pub(crate) fn ask_further(&self, place: Place) {
+        if let Some(line) = self.buckets.get(place.bucket() as usize)
+            && line.passed(place.group()) > 0
+            && let Some(next) = self.buckets.get(self.after(place.bucket()) as usize)
+        {
+            near::ask_for(next);
         }
     }
 
     /// The first entry in a hash's own line that looks like it.
     #[inline]
     pub(crate) fn guess(&self, place: Place) -> Entry {
-        let Place { bucket, tag, .. } = place;
-        let line = self.buckets.get(bucket as usize);
-        match line.and_then(|line| Some((line, line.alike(tag).lowest()?))) {
+        let line = self.buckets.get(place.bucket() as usize);
+        match line.and_then(|line| Some((line, line.alike(place.tag()).lowest()?))) {
             None => Entry::NONE,
             Some((line, at)) => Entry {
                 slot: line.slot(at),
-                bucket,
+                bucket: place.bucket(),
                 at: at as u16,
                 is_away: false,
             },
@@ -142,16 +161,15 @@ impl SlotTable {
     }
 
     /// Like [`SlotTable::look`], for a hash that goes to this place.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn look_at(&self, place: Place, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        if let Some(line) = self.buckets.get(place.bucket as usize)
-            && line.alike(place.tag).is_nowhere()
-            && line.passed(place.group) == 0
+        if let Some(line) = self.buckets.get(place.bucket() as usize)
+            && line.alike(place.tag()).is_nowhere()
+            && line.passed(place.group()) == 0
             && let Some(at) = line.vacancy()
         {
             return Err(Vacancy {
-                place,
-                bucket: place.bucket,
+                bucket: place.bucket(),
                 at: at as u32,
             });
         }
@@ -162,14 +180,13 @@ impl SlotTable {
     #[inline(never)]
     fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
         let mut vacancy = Vacancy {
-            place,
             bucket: NOWHERE,
             at: 0,
         };
-        let mut bucket = place.bucket;
+        let mut bucket = place.bucket();
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket as usize];
-            let mut alike = line.alike(place.tag);
+            let mut alike = line.alike(place.tag());
             while let Some(at) = alike.lowest() {
                 let slot = line.slot(at);
                 if accept(slot) {
@@ -177,7 +194,7 @@ impl SlotTable {
                         slot,
                         bucket,
                         at: at as u16,
-                        is_away: bucket != place.bucket,
+                        is_away: bucket != place.bucket(),
                     });
                 }
                 alike = alike.rest();
@@ -188,7 +205,7 @@ impl SlotTable {
                 (vacancy.bucket, vacancy.at) = (bucket, at as u32);
             }
             // What isn't here may still have room further on.
-            if line.passed(place.group) == 0 {
+            if line.passed(place.group()) == 0 {
                 break;
             }
             bucket = self.after(bucket);
@@ -200,7 +217,7 @@ impl SlotTable {
     #[inline]
     pub(crate) fn insert(&mut self, hash: EngineHash, slot: Slot, hash_of: impl Fn(Slot) -> EngineHash) {
         self.make_room(1, hash_of);
-        self.put(hash, slot);
+        self.put(self.place(hash), slot);
         self.len += 1;
     }
 
@@ -215,28 +232,28 @@ impl SlotTable {
         full
     }
 
-    /// Adds a slot where [`SlotTable::look`], called just before for the same hash, found a vacancy, and
+    /// Adds a slot where [`SlotTable::look_at`], called just before for the same place, found a vacancy, and
     /// [`SlotTable::make_room`] made room before that.
-    #[inline]
-    pub(crate) fn fill(&mut self, vacancy: Vacancy, hash: EngineHash, slot: Slot) {
-        let Vacancy { place, bucket, at } = vacancy;
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, vacancy: Vacancy, place: Place, slot: Slot) {
+        let Vacancy { bucket, at } = vacancy;
         self.len += 1;
-        if bucket != place.bucket {
-            return self.put(hash, slot);
+        if bucket != place.bucket() {
+            return self.put(place, slot);
         }
-        self.buckets[bucket as usize].put(at as usize, place.tag, slot);
+        self.buckets[bucket as usize].put(at as usize, place.tag(), slot);
     }
 
     #[inline(never)]
-    fn put(&mut self, hash: EngineHash, slot: Slot) {
-        let Place { mut bucket, tag, group } = self.place(hash);
+    fn put(&mut self, place: Place, slot: Slot) {
+        let mut bucket = place.bucket();
         // Ends: there is room, or the table would have grown.
         loop {
             let line = &mut self.buckets[bucket as usize];
             if let Some(at) = line.vacancy() {
-                return line.put(at, tag, slot);
+                return line.put(at, place.tag(), slot);
             }
-            line.pass(group);
+            line.pass(place.group());
             bucket = self.after(bucket);
         }
     }
@@ -264,9 +281,10 @@ impl SlotTable {
     /// A hash that passed by buckets on its way to one is gone.
     #[inline(never)]
     fn unpass(&mut self, hash: EngineHash, to: u32) {
-        let Place { mut bucket, group, .. } = self.place(hash);
+        let place = self.place(hash);
+        let mut bucket = place.bucket();
         while bucket != to {
-            self.buckets[bucket as usize].unpass(group);
+            self.buckets[bucket as usize].unpass(place.group());
             bucket = self.after(bucket);
         }
     }
@@ -285,7 +303,7 @@ impl SlotTable {
         self.most = buckets * FULLEST / 100;
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::NEW; buckets]);
         for slot in old.iter().flat_map(Bucket::slots) {
-            self.put(hash_of(slot), slot);
+            self.put(self.place(hash_of(slot)), slot);
         }
     }
 }
@@ -319,7 +337,7 @@ mod tests {
                 hashes.push(hash);
                 table.make_room((n % 40) as usize, |s| hashes[s as usize]);
                 match table.look(hash, |_| false) {
-                    Err(vacancy) if n % 40 > 20 => table.fill(vacancy, hash, slot),
+                    Err(vacancy) if n % 40 > 20 => table.fill(vacancy, table.place(hash), slot),
                     Ok(_) | Err(_) => table.insert(hash, slot, |s| hashes[s as usize]),
                 }
                 map.insert(slot, hash);
