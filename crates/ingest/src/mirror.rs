@@ -153,7 +153,10 @@ impl Mirror {
     pub(crate) fn approach(&self, events: &[EngineEvent]) {
         for event in events.iter().take(EVENTS_AHEAD) {
             let hashes = match event {
-                EngineEvent::Stored(stored) => &stored.hashes,
+                EngineEvent::Stored(stored) => {
+                    stored.tokens.first().into_iter().for_each(near::ask_for);
+                    &stored.hashes
+                }
                 EngineEvent::Removed(removed) => &removed.hashes,
                 EngineEvent::Cleared => continue,
             };

@@ -95,6 +95,16 @@ impl Arena {
         places
     }
 
+    /// Asks for what the removal of a block will need.
+    #[inline]
+    pub(super) fn approach_next(&self, slot: Slot) {
+        let node = self.get(slot);
+        self.by_hash.ask_for(self.by_hash.place(node.hash()));
+        if let Some(above) = self.node(node.parent()) {
+            near::ask_for(above);
+        }
+    }
+
     /// What looks like the block of a place, whose node is asked for: it may be another one, or none where there is one.
     #[inline]
     pub(super) fn guess(&self, place: Place) -> Entry {

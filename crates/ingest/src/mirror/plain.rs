@@ -8,6 +8,7 @@ use cairn_index::mix;
 
 use super::Mirror;
 use super::arena::AHEAD;
+use super::near;
 use super::node::{DIRTY, Link, MAX_END, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Entry;
 use super::tape::{Going, Run};
@@ -81,7 +82,7 @@ impl Mirror {
         let model = Link::new(tier, if at_once { SENT } else { DIRTY });
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
-        let mut tokens = tokens.chunks_exact(size as usize);
+        let size_of_block = size as usize;
         let mut next = self.arena.approach::<N>(&hashes[..blocks]);
         'pieces: while done < blocks {
             let piece = &hashes[done..blocks.min(done + N)];
@@ -90,26 +91,30 @@ impl Mirror {
             } else {
                 next
             };
-            next = self.arena.approach(&hashes[done + piece.len()..blocks]);
-            for (place, tokens) in places[..piece.len()].iter().zip(&mut tokens) {
-                key = next_key(key, tokens, &[]);
-                keys.push(key);
+            let after = done + piece.len();
+            next = self.arena.approach(&hashes[after..blocks]);
+            let (here, further) = tokens[done * size_of_block..].split_at(piece.len() * size_of_block);
+            let mut further = further.chunks_exact(size_of_block);
+            for place in &places[..piece.len()] {
                 self.arena.look_ahead(*place);
+                if let Some(tokens) = further.next() {
+                    near::ask_for(&tokens[0]);
+                }
             }
-            let first = done;
-            for ((hash, place), key) in piece.iter().zip(&places).zip(&keys[first..]) {
+            for ((hash, place), tokens) in piece.iter().zip(&places).zip(here.chunks_exact(size_of_block)) {
                 let Err(vacancy) = self.arena.look_at(*place, *hash) else {
                     break 'pieces;
                 };
+                key = next_key(key, tokens, &[]);
+                keys.push(key);
                 end += size;
-                above = self.arena.insert_at(vacancy, *place, model.node(*hash, *key, above, end));
+                above = self.arena.insert_at(vacancy, *place, model.node(*hash, key, above, end));
                 if !at_once {
                     self.dirty.push_back(above | (tier as u32) << 30);
                 }
                 done += 1;
             }
         }
-        keys.truncate(done);
         if done > 0 {
             self.arena.join_links(out.above, above);
             self.held[tier] += done as u64;
@@ -242,8 +247,10 @@ impl Mirror {
         }
         self.tape.remove(going);
         if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
-            self.release(going.parent);
+            return self.release(going.parent);
         }
+        // Mostly it is the next to go: tails go first, and often block by block.
+        self.arena.approach_next(going.parent);
     }
 
     /// Gives up the one copy of a block that is sure to be meant. Returns whether there is such.

@@ -3,7 +3,7 @@
 use super::Mirror;
 use super::arena::AHEAD;
 use super::node::{Slot, TWIN};
-use super::slots::Entry;
+use super::slots::{Entry, Place};
 use super::store::remaining;
 use crate::{EngineHash, RefusalReason, Removed};
 
@@ -28,15 +28,14 @@ impl Mirror {
 
     /// Removes in pieces of `N` blocks.
     fn remove_in<const N: usize>(&mut self, removed: &Removed, tier: usize) {
-        let mut found = [Entry::NONE; N];
         let mut rest = removed.hashes.as_slice();
-        let mut places = self.arena.approach::<N>(rest);
+        let mut next = self.guess_each::<N>(self.arena.approach(rest), rest.len());
+        let mut places = self.arena.approach(rest.get(N..).unwrap_or(&[]));
         while !rest.is_empty() {
             let (hashes, after) = rest.split_at(rest.len().min(N));
-            for (entry, place) in found.iter_mut().zip(&places[..hashes.len()]) {
-                *entry = self.arena.guess(*place);
-            }
-            places = self.arena.approach(after);
+            let found = next;
+            next = self.guess_each(places, after.len());
+            places = self.arena.approach(after.get(N..).unwrap_or(&[]));
             let mut at = 0;
             while at < hashes.len() {
                 if removed.remaining_copies.is_none() {
@@ -50,6 +49,16 @@ impl Mirror {
             }
             rest = after;
         }
+    }
+
+    /// Guesses the blocks of up to `N` places, of which so many are used.
+    #[inline]
+    fn guess_each<const N: usize>(&self, places: [Place; N], used: usize) -> [Entry; N] {
+        let mut found = [Entry::NONE; N];
+        for (entry, place) in found.iter_mut().zip(&places).take(used) {
+            *entry = self.arena.guess(*place);
+        }
+        found
     }
 
     fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {

@@ -11,7 +11,7 @@ use bucket::{Bucket, ENTRIES, GROUPS};
 
 /// Fullest that the table gets, in entries of a hundred buckets. Where blocks come and go for long, one lookup in five of
 /// a hash that isn't there then reads a second line; at 84 it would be two or three more lines for each.
-const FULLEST: usize = ENTRIES * 72;
+const FULLEST: usize = ENTRIES * 68;
 /// What is expected is made room for once so small a part of it is there.
 pub(super) const EARLY: usize = 16;
 
