@@ -37,8 +37,9 @@ const SPARE_BLOCKS: u64 = 128;
 /// The list of changes is swept when it is this much longer than after the last sweep.
 const SWEEP_SLACK: usize = 4 << 10;
 
-/// Events of a message whose first blocks are asked for before the first event is applied.
+/// Events of a message whose first blocks are asked for before the first event is applied, and how many blocks.
 const EVENTS_AHEAD: usize = 4;
+const BLOCKS_AHEAD: usize = 16;
 
 /// What a mirror needs to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -160,7 +161,7 @@ impl Mirror {
                 EngineEvent::Removed(removed) => &removed.hashes,
                 EngineEvent::Cleared => continue,
             };
-            self.arena.approach::<1>(hashes);
+            self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
         }
     }
 

@@ -1,10 +1,12 @@
 //! All nodes of a mirror, by slot, by engine hash and, for roots, by key.
 
 use cairn_blocks::BlockKey;
+use cairn_index::mix;
 
 use super::near;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
 use super::slots::{EARLY, Entry, Place, SlotTable, Vacancy};
+use super::tape::Going;
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
@@ -95,11 +97,19 @@ impl Arena {
         places
     }
 
+    /// Asks for the lines that hashes are found in.
+    #[inline]
+    pub(super) fn ask_for(&self, hashes: &[EngineHash]) {
+        for hash in hashes {
+            self.by_hash.ask_for(self.by_hash.place(*hash));
+        }
+    }
+
     /// Asks for what the removal of a block will need.
     #[inline]
     pub(super) fn approach_next(&self, slot: Slot) {
         let node = self.get(slot);
-        self.by_hash.ask_for(self.by_hash.place(node.hash()));
+        self.ask_for(&[node.hash()]);
         if let Some(above) = self.node(node.parent()) {
             near::ask_for(above);
         }
@@ -305,19 +315,50 @@ impl Arena {
         slot
     }
 
-    /// Takes a block out that was found for this hash if it has just this, and gives it; its parent must be told, by
-    /// [`Arena::orphan`].
+    /// Takes out blocks of which each is the parent of the one before: the first, found as `first`, where it is just a
+    /// `leaf`, and others where they were guessed rightly and are just `links`. The parent of the last must be told, by
+    /// [`Arena::orphan`]. Returns what their keys add to a digest.
     #[inline]
-    pub(super) fn take_only(&mut self, entry: Entry, hash: EngineHash, link: Link) -> Option<Node> {
-        let node = self.nodes.get_mut(entry.slot as usize)?;
-        if !node.is_only(link) {
-            return None;
-        }
-        let taken = *node;
+    pub(super) fn take_chain(
+        &mut self,
+        hashes: &[EngineHash],
+        first: Entry,
+        found: &[Entry],
+        (leaf, link): (Link, Link),
+        going: &mut Going,
+    ) -> u64 {
+        let Self {
+            nodes, free, by_hash, ..
+        } = self;
+        let Some(node) = nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {
+            return 0;
+        };
+        let mut digest = mix(node.key());
+        (going.slot, going.key, going.end) = (first.slot, node.key(), node.end());
+        going.parent = node.parent();
         node.flags = FREE;
-        self.by_hash.take(hash, entry);
-        self.free.push(entry.slot);
-        Some(taken)
+        by_hash.take(hashes[0], first);
+        free.push(first.slot);
+        going.count = 1;
+        let others = (hashes.get(1..).unwrap_or(&[]), found.get(1..).unwrap_or(&[]));
+        for (hash, entry) in others.0.iter().zip(others.1) {
+            if entry.slot != going.parent {
+                break;
+            }
+            let Some(node) = nodes.get_mut(entry.slot as usize) else {
+                break;
+            };
+            if node.hash() != *hash || !node.is_only(link) {
+                break;
+            }
+            digest = digest.wrapping_add(mix(node.key()));
+            going.parent = node.parent();
+            node.flags = FREE;
+            by_hash.take_guessed(*entry);
+            free.push(entry.slot);
+            going.count += 1;
+        }
+        digest
     }
 
     /// Takes a node out; its parent then has one child less.

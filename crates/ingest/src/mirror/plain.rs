@@ -4,12 +4,11 @@
 //! nothing else waits to be told, it writes down at once what the index will be told, so that no block is visited again.
 
 use cairn_blocks::{Depth, Token, next_key};
-use cairn_index::mix;
 
 use super::Mirror;
 use super::arena::AHEAD;
 use super::near;
-use super::node::{DIRTY, Link, MAX_END, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
+use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Entry;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
@@ -94,13 +93,10 @@ impl Mirror {
             let after = done + piece.len();
             next = self.arena.approach(&hashes[after..blocks]);
             let (here, further) = tokens[done * size_of_block..].split_at(piece.len() * size_of_block);
-            let mut further = further.chunks_exact(size_of_block);
-            for place in &places[..piece.len()] {
-                self.arena.look_ahead(*place);
-                if let Some(tokens) = further.next() {
-                    near::ask_for(&tokens[0]);
-                }
-            }
+            further.iter().step_by(size_of_block).take(N).for_each(near::ask_for);
+            places[..piece.len()]
+                .iter()
+                .for_each(|place| self.arena.look_ahead(*place));
             for ((hash, place), tokens) in piece.iter().zip(&places).zip(here.chunks_exact(size_of_block)) {
                 let Err(vacancy) = self.arena.look_at(*place, *hash) else {
                     break 'pieces;
@@ -108,7 +104,9 @@ impl Mirror {
                 key = next_key(key, tokens, &[]);
                 keys.push(key);
                 end += size;
-                above = self.arena.insert_at(vacancy, *place, model.node(*hash, key, above, end));
+                above = self
+                    .arena
+                    .insert_at(vacancy, *place, model.node(*hash, key, above, end));
                 if !at_once {
                     self.dirty.push_back(above | (tier as u32) << 30);
                 }
@@ -209,29 +207,24 @@ impl Mirror {
     fn remove_leaves(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
-        let (leaf, above) = (Link::leaf(tier), Link::new(tier, SENT));
-        let mut going = Going::none(tier, size);
+        let links = (Link::leaf(tier), Link::new(tier, SENT));
         let (mut gone, mut digest) = (0, 0u64);
-        for (hash, entry) in hashes.iter().zip(found) {
-            let entry = self.arena.settle(*entry, *hash);
-            let goes_on = entry.slot == going.parent;
-            if !goes_on {
-                self.end_going(going);
-                going.count = 0;
-            }
-            let Some(node) = self.arena.take_only(entry, *hash, if goes_on { above } else { leaf }) else {
-                break;
-            };
-            self.forget_end(entry.slot);
-            digest = digest.wrapping_add(mix(node.key()));
+        while let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) {
+            let first = self.arena.settle(*entry, *hash);
+            let mut going = Going::none(tier, size);
+            let taken = self
+                .arena
+                .take_chain(&hashes[gone..], first, &found[gone..], links, &mut going);
             if going.count == 0 {
-                (going.slot, going.key, going.end) = (entry.slot, node.key(), node.end());
+                break;
             }
-            going.count += 1;
-            going.parent = node.parent();
-            gone += 1;
+            digest = digest.wrapping_add(taken);
+            gone += going.count as usize;
+            self.end_going(going);
         }
-        self.end_going(going);
+        if gone > 0 && self.arena.live(self.last_end.0).is_none() {
+            self.last_end = (NONE, NONE);
+        }
         self.held[tier] -= gone as u64;
         self.held_anywhere -= gone;
         let told = &mut self.told[tier];
@@ -242,9 +235,6 @@ impl Mirror {
 
     /// Tells of blocks that went, and that the one above them has a child less.
     fn end_going(&mut self, going: Going) {
-        if going.count == 0 {
-            return;
-        }
         self.tape.remove(going);
         if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
             return self.release(going.parent);

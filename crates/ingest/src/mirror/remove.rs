@@ -30,12 +30,14 @@ impl Mirror {
     fn remove_in<const N: usize>(&mut self, removed: &Removed, tier: usize) {
         let mut rest = removed.hashes.as_slice();
         let mut next = self.guess_each::<N>(self.arena.approach(rest), rest.len());
-        let mut places = self.arena.approach(rest.get(N..).unwrap_or(&[]));
+        let mut places = self.arena.approach::<N>(rest.get(N..).unwrap_or(&[]));
         while !rest.is_empty() {
             let (hashes, after) = rest.split_at(rest.len().min(N));
             let found = next;
-            next = self.guess_each(places, after.len());
-            places = self.arena.approach(after.get(N..).unwrap_or(&[]));
+            if !after.is_empty() {
+                next = self.guess_each(places, after.len());
+                places = self.arena.approach(after.get(N..).unwrap_or(&[]));
+            }
             let mut at = 0;
             while at < hashes.len() {
                 if removed.remaining_copies.is_none() {
@@ -52,7 +54,7 @@ impl Mirror {
     }
 
     /// Guesses the blocks of up to `N` places, of which so many are used.
-    #[inline]
+    #[inline(always)]
     fn guess_each<const N: usize>(&self, places: [Place; N], used: usize) -> [Entry; N] {
         let mut found = [Entry::NONE; N];
         for (entry, place) in found.iter_mut().zip(&places).take(used) {

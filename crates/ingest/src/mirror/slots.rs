@@ -58,7 +58,7 @@ impl Entry {
 }
 
 /// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by: as long as the table
-/// doesn't grow. The bucket is in the upper half, bits of the hash in the lower one.
+/// doesn't grow. The bucket is in the upper half, the tag in the lowest byte, the group in the next.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Place(u64);
 
@@ -70,7 +70,7 @@ impl Place {
 
     #[inline]
     fn tag(self) -> u8 {
-        Bucket::tag(self.0 as u8)
+        self.0 as u8
     }
 
     /// Bits to shift the counts of a bucket by.
@@ -102,7 +102,7 @@ impl SlotTable {
     pub(crate) fn place(&self, hash: EngineHash) -> Place {
         let spread = scatter(hash.0);
         let bucket = (spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32;
-        Place(bucket << 32 | spread & u64::from(u32::MAX))
+        Place(bucket << 32 | spread & 0xff00 | u64::from(Bucket::tag(spread as u8)))
     }
 
     #[inline]
@@ -179,10 +179,7 @@ impl SlotTable {
     /// Like [`SlotTable::look_at`], for a hash that may be there, or whose line others passed by.
     #[inline(never)]
     fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        let mut vacancy = Vacancy {
-            bucket: NOWHERE,
-            at: 0,
-        };
+        let mut vacancy = Vacancy { bucket: NOWHERE, at: 0 };
         let mut bucket = place.bucket();
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket as usize];
@@ -276,6 +273,13 @@ impl SlotTable {
         if entry.is_away {
             self.unpass(hash, entry.bucket);
         }
+    }
+
+    /// Like [`SlotTable::take`], for an entry that [`SlotTable::guess`] gave.
+    #[inline(always)]
+    pub(crate) fn take_guessed(&mut self, entry: Entry) {
+        self.buckets[entry.bucket as usize].take(usize::from(entry.at));
+        self.len -= 1;
     }
 
     /// A hash that passed by buckets on its way to one is gone.

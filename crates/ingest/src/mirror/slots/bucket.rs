@@ -9,8 +9,11 @@ pub(super) const ENTRIES: usize = 15;
 pub(super) const GROUPS: u32 = 8;
 /// The largest count of a group.
 const COUNT: u32 = 15;
-/// Where the slots begin, three bytes each.
+/// Where the slots begin, three bytes each, and where the counts are.
 const SLOTS: usize = ENTRIES;
+const PASSED: usize = SLOTS + 3 * ENTRIES;
+/// Masks a position, which is below fifteen anyhow: then all of its bytes are seen to lie in the bucket.
+const POSITION: usize = 15;
 
 /// The tag of an entry in no use.
 const VACANT: u8 = 0;
@@ -20,18 +23,31 @@ const VACANT: u8 = 0;
 /// seldom looked for beyond its own line. Tags are side by side, so that all are compared at once.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
-pub(super) struct Bucket {
-    bytes: [u8; SLOTS + 3 * ENTRIES],
-    passed: u32,
-}
+pub(super) struct Bucket([u8; PASSED + 4]);
 
 const _: () = assert!(size_of::<Bucket>() == 64);
 
 impl Bucket {
-    pub(super) const NEW: Self = Self {
-        bytes: [VACANT; SLOTS + 3 * ENTRIES],
-        passed: 0,
-    };
+    pub(super) const NEW: Self = Self([VACANT; PASSED + 4]);
+
+    /// Four bytes as a word.
+    #[inline]
+    fn word(&self, at: usize) -> u32 {
+        let mut word = [0; 4];
+        word.copy_from_slice(&self.0[at..at + 4]);
+        u32::from_le_bytes(word)
+    }
+
+    #[inline]
+    fn set_word(&mut self, at: usize, word: u32) {
+        self.0[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    }
+
+    /// Where the word begins that has a slot in its upper three bytes.
+    #[inline]
+    fn slot_at(at: usize) -> usize {
+        SLOTS - 1 + 3 * (at & POSITION)
+    }
 
     /// The tag of a hash whose bits these are: any but that of an entry in no use.
     #[inline]
@@ -43,7 +59,7 @@ impl Bucket {
     #[inline]
     pub(super) fn alike(&self, tag: u8) -> Positions {
         // The tags, and the first byte of the slots.
-        let equal = self.bytes.first_chunk().map_or(0, |tags| equal(tags, tag));
+        let equal = self.0.first_chunk().map_or(0, |tags| equal(tags, tag));
         Positions(equal & ((1 << ENTRIES) - 1))
     }
 
@@ -56,49 +72,47 @@ impl Bucket {
     /// The slot of an entry.
     #[inline]
     pub(super) fn slot(&self, at: usize) -> Slot {
-        // With the byte before it, so that it is one word.
-        let mut word = [0; 4];
-        word.copy_from_slice(&self.bytes[SLOTS - 1 + 3 * at..][..4]);
-        u32::from_le_bytes(word) >> 8
+        self.word(Self::slot_at(at)) >> 8
     }
 
     /// Sets an entry in no use.
     #[inline]
     pub(super) fn put(&mut self, at: usize, tag: u8, slot: Slot) {
-        self.bytes[at] = tag;
-        let [a, b, c, _] = slot.to_le_bytes();
-        self.bytes[SLOTS + 3 * at..][..3].copy_from_slice(&[a, b, c]);
+        // With the byte before it, so that it is one word, as it is read again.
+        let word = Self::slot_at(at);
+        self.set_word(word, self.word(word) & 0xff | slot << 8);
+        self.0[at & POSITION] = tag;
     }
 
     /// Takes an entry out; the others stay where they are.
     #[inline]
     pub(super) fn take(&mut self, at: usize) {
-        self.bytes[at] = VACANT;
+        self.0[at & POSITION] = VACANT;
     }
 
     /// Slots of the entries in use.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
-        (0..ENTRIES)
-            .filter(|at| self.bytes[*at] != VACANT)
-            .map(|at| self.slot(at))
+        (0..ENTRIES).filter(|at| self.0[*at] != VACANT).map(|at| self.slot(at))
     }
 
     /// How many of a group passed by; the largest count stands for that many or more.
     #[inline]
     pub(super) fn passed(&self, group: u8) -> u32 {
-        self.passed >> group & COUNT
+        self.word(PASSED) >> group & COUNT
     }
 
     /// One of a group passes by. A count that is full stays so: then more is looked through than need be.
     #[inline]
     pub(super) fn pass(&mut self, group: u8) {
-        self.passed += u32::from(self.passed(group) < COUNT) << group;
+        let one = u32::from(self.passed(group) < COUNT) << group;
+        self.set_word(PASSED, self.word(PASSED) + one);
     }
 
     /// One that passed by is gone.
     #[inline]
     pub(super) fn unpass(&mut self, group: u8) {
-        self.passed -= u32::from(self.passed(group) < COUNT) << group;
+        let one = u32::from(self.passed(group) < COUNT) << group;
+        self.set_word(PASSED, self.word(PASSED) - one);
     }
 
     /// Whether nothing is in it, and nobody passed by but groups whose count is full.

@@ -27,5 +27,7 @@ pub(super) fn equal(bytes: &[u8; WIDE], byte: u8) -> u32 {
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 pub(super) fn equal(bytes: &[u8; WIDE], byte: u8) -> u32 {
-    (0..).zip(bytes).fold(0, |equal, (at, b)| equal | u32::from(*b == byte) << at)
+    (0..)
+        .zip(bytes)
+        .fold(0, |equal, (at, b)| equal | u32::from(*b == byte) << at)
 }
