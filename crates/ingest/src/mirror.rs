@@ -39,7 +39,7 @@ const SWEEP_SLACK: usize = 4 << 10;
 
 /// Events of a message whose first blocks are asked for before the first event is applied, and how many blocks.
 const EVENTS_AHEAD: usize = 4;
-const BLOCKS_AHEAD: usize = 16;
+const BLOCKS_AHEAD: usize = 4;
 
 /// What a mirror needs to know.
 #[derive(Clone, PartialEq, Eq, Debug)]

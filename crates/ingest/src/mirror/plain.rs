@@ -93,10 +93,11 @@ impl Mirror {
             let after = done + piece.len();
             next = self.arena.approach(&hashes[after..blocks]);
             let (here, further) = tokens[done * size_of_block..].split_at(piece.len() * size_of_block);
-            further.iter().step_by(size_of_block).take(N).for_each(near::ask_for);
-            places[..piece.len()]
-                .iter()
-                .for_each(|place| self.arena.look_ahead(*place));
+            let mut further = further.iter().step_by(size_of_block);
+            for place in &places[..piece.len()] {
+                self.arena.look_ahead(*place);
+                further.next().into_iter().for_each(near::ask_for);
+            }
             for ((hash, place), tokens) in piece.iter().zip(&places).zip(here.chunks_exact(size_of_block)) {
                 let Err(vacancy) = self.arena.look_at(*place, *hash) else {
                     break 'pieces;
