@@ -28,6 +28,7 @@ const STACK_TOKENS: usize = 64;
 /// `extra` names what the block depends on besides its tokens: the stable identities of multimodal items that fall in
 /// it, in order. Plain text blocks pass an empty slice. The hash is XXH3-64 seeded with the parent's key over the
 /// tokens as little-endian `u32`s, followed, where `extra` isn't empty, by each identity framed by its length.
+#[inline]
 #[must_use]
 pub fn next_key(parent: BlockKey, tokens: &[Token], extra: &[&str]) -> BlockKey {
     if extra.is_empty()
@@ -40,6 +41,12 @@ pub fn next_key(parent: BlockKey, tokens: &[Token], extra: &[&str]) -> BlockKey 
         }
         return BlockKey(xxh3_64_with_seed(&bytes, parent.0));
     }
+    uncommon_key(parent, tokens, extra)
+}
+
+/// [`next_key`] of a block of another size, or with identities.
+#[inline(never)]
+fn uncommon_key(parent: BlockKey, tokens: &[Token], extra: &[&str]) -> BlockKey {
     if extra.is_empty() && tokens.len() <= STACK_TOKENS {
         let mut bytes = [0u8; STACK_TOKENS * 4];
         for (slot, token) in bytes.chunks_exact_mut(4).zip(tokens) {

@@ -210,7 +210,7 @@ pub enum EngineEvent {
 }
 
 /// One message of an engine: everything that one scheduler step changed.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct EventBatch {
     /// The engine's own counter.
     pub seq: u64,

@@ -4,6 +4,7 @@ pub(crate) mod arena;
 mod drain;
 mod groups;
 mod names;
+mod near;
 pub(crate) mod node;
 mod place;
 mod plain;
@@ -35,6 +36,10 @@ const MAX_GHOSTS: usize = 8 << 10;
 const SPARE_BLOCKS: u64 = 128;
 /// The list of changes is swept when it is this much longer than after the last sweep.
 const SWEEP_SLACK: usize = 4 << 10;
+
+/// Events of a message whose first blocks are asked for before the first event is applied, and how many blocks.
+const EVENTS_AHEAD: usize = 4;
+const BLOCKS_AHEAD: usize = 4;
 
 /// What a mirror needs to know.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -142,6 +147,22 @@ impl Mirror {
     pub(crate) fn set_capacity(&mut self, blocks: u64) {
         self.config.capacity = blocks;
         self.arena.expect(expected_nodes(&self.config));
+    }
+
+    /// Asks for what the first blocks of a few events will need, so that the waits for it overlap.
+    #[inline]
+    pub(crate) fn approach(&self, events: &[EngineEvent]) {
+        for event in events.iter().take(EVENTS_AHEAD) {
+            let hashes = match event {
+                EngineEvent::Stored(stored) => {
+                    stored.tokens.first().into_iter().for_each(near::ask_for);
+                    &stored.hashes
+                }
+                EngineEvent::Removed(removed) => &removed.hashes,
+                EngineEvent::Cleared => continue,
+            };
+            self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
+        }
     }
 
     /// Applies one event.

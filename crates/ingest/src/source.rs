@@ -144,11 +144,16 @@ impl Source {
     }
 
     /// A live message came.
-    pub fn live(&mut self, now: Millis, batch: EventBatch) {
-        if self.session.takes_next(now, &batch) {
-            return self.apply(&batch);
+    pub fn live(&mut self, now: Millis, mut batch: EventBatch) {
+        self.live_from(now, &mut batch);
+    }
+
+    /// A live message came, whose buffers the caller may use again: it is taken away only where it isn't the next one.
+    pub fn live_from(&mut self, now: Millis, batch: &mut EventBatch) {
+        if self.session.takes_next(now, batch) {
+            return self.apply(batch);
         }
-        self.session.live(now, batch);
+        self.session.live(now, std::mem::take(batch));
         self.follow(now);
     }
 
@@ -381,6 +386,7 @@ impl Source {
         for reason in &batch.refused {
             self.counts.refused.add(*reason);
         }
+        self.mirror.approach(&batch.events);
         for event in &batch.events {
             self.mirror.apply(event);
             if *event == EngineEvent::Cleared {

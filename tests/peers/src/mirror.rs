@@ -122,10 +122,10 @@ impl Contender for Mirrored {
     }
 
     fn ingest(&mut self, batch: &mut Self::Batch) {
-        for (worker, batch) in batch.drain(..) {
+        for (worker, batch) in batch {
             // As agents do: a message that came is told at once.
-            self.sources[worker as usize].live(NOW, batch);
-            self.tell(worker);
+            self.sources[*worker as usize].live_from(NOW, batch);
+            self.tell(*worker);
         }
     }
 

@@ -1,14 +1,18 @@
 //! All nodes of a mirror, by slot, by engine hash and, for roots, by key.
 
 use cairn_blocks::BlockKey;
+use cairn_index::mix;
 
+use super::near;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
-use super::slots::{EARLY, Entry, SlotTable, Vacancy};
+use super::slots::{EARLY, Entry, Place, SlotTable, Vacancy};
+use super::tape::Going;
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
-/// So many blocks of an event are read ahead: their lines fit in the nearest cache.
-pub(super) const AHEAD: usize = 64;
+/// So many blocks of an event are asked for ahead, and as many again while they are worked at: their lines fit in the
+/// nearest cache.
+pub(super) const AHEAD: usize = 32;
 
 /// Nodes by slot, by engine hash and, for roots, by key.
 #[derive(Debug)]
@@ -82,24 +86,58 @@ impl Arena {
         (0..self.nodes.len() as u32).filter(|s| !self.get(*s).has(FREE))
     }
 
-    /// Reads where hashes are found ahead of the lookups, which then wait for memory less.
+    /// Where up to `N` hashes are found, whose lines are asked for.
     #[inline]
-    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
-        let seen = hashes.iter().fold(0, |seen, hash| seen ^ self.by_hash.touch(*hash));
-        std::hint::black_box(seen);
+    pub(super) fn approach<const N: usize>(&self, hashes: &[EngineHash]) -> [Place; N] {
+        let mut places = [Place::default(); N];
+        for (place, hash) in places.iter_mut().zip(hashes) {
+            *place = self.by_hash.place(*hash);
+            self.by_hash.ask_for(*place);
+        }
+        places
     }
 
-    /// Finds entries for a few hashes so that their reads overlap: one without a node where there is none with this
-    /// hash.
+    /// Asks for the lines that hashes are found in.
     #[inline]
-    pub(crate) fn find_each(&self, hashes: &[EngineHash], out: &mut [Entry]) {
-        for (entry, hash) in out.iter_mut().zip(hashes) {
-            *entry = self.by_hash.guess(*hash);
+    pub(super) fn ask_for(&self, hashes: &[EngineHash]) {
+        for hash in hashes {
+            self.by_hash.ask_for(self.by_hash.place(*hash));
         }
-        for (entry, hash) in out.iter_mut().zip(hashes) {
-            if self.node(entry.slot).is_none_or(|node| node.hash() != *hash) {
-                *entry = self.look(*hash).unwrap_or(Entry::NONE);
-            }
+    }
+
+    /// Asks for what the removal of a block will need.
+    #[inline]
+    pub(super) fn approach_next(&self, slot: Slot) {
+        let node = self.get(slot);
+        self.ask_for(&[node.hash()]);
+        if let Some(above) = self.node(node.parent()) {
+            near::ask_for(above);
+        }
+    }
+
+    /// What looks like the block of a place, whose node is asked for: it may be another one, or none where there is one.
+    #[inline]
+    pub(super) fn guess(&self, place: Place) -> Entry {
+        let entry = self.by_hash.guess(place);
+        if let Some(node) = self.node(entry.slot) {
+            near::ask_for(node);
+        }
+        entry
+    }
+
+    /// Asks for what [`Arena::look_at`] will need beyond a hash's own line.
+    #[inline]
+    pub(super) fn look_ahead(&self, place: Place) {
+        self.guess(place);
+        self.by_hash.ask_further(place);
+    }
+
+    /// What was guessed where it is right, else what is found.
+    #[inline]
+    pub(super) fn settle(&self, guess: Entry, hash: EngineHash) -> Entry {
+        match self.node(guess.slot) {
+            Some(node) if node.hash() == hash => guess,
+            Some(_) | None => self.look(hash).unwrap_or(Entry::NONE),
         }
     }
 
@@ -137,14 +175,27 @@ impl Arena {
         self.by_hash.look(hash, |s| self.get(s).hash() == hash)
     }
 
-    /// Adds a block whose hash [`Arena::look`] just didn't find: a link of a chain, whose parent counts it already or is
+    /// Like [`Arena::look`], for a hash that goes to this place.
+    #[inline(always)]
+    pub(super) fn look_at(&self, place: Place, hash: EngineHash) -> Result<Entry, Vacancy> {
+        self.by_hash.look_at(place, |s| self.get(s).hash() == hash)
+    }
+
+    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose parent counts it already or is
     /// told by [`Arena::join_links`].
-    #[inline]
-    pub(super) fn insert_at(&mut self, vacancy: Vacancy, node: Node) -> Slot {
+    #[inline(always)]
+    pub(super) fn insert_at(&mut self, vacancy: Vacancy, place: Place, node: Node) -> Slot {
         let slot = self.place(node);
-        let Self { nodes, by_hash, .. } = self;
-        by_hash.fill(vacancy, node.hash(), slot, |s| nodes[s as usize].hash());
+        self.by_hash.fill(vacancy, place, slot);
         slot
+    }
+
+    /// Makes room for so many blocks more in the table of hashes. Returns whether it had to grow: then what was known of
+    /// places in it is known no more.
+    #[inline]
+    pub(super) fn make_room(&mut self, blocks: usize) -> bool {
+        let Self { nodes, by_hash, .. } = self;
+        by_hash.make_room(blocks, |s| nodes[s as usize].hash())
     }
 
     /// A chain of links hangs below a parent now, and this is its last one, on which nothing hangs.
@@ -264,19 +315,50 @@ impl Arena {
         slot
     }
 
-    /// Takes a block out if it is this one and has just this, and gives it; its parent must be told, by
-    /// [`Arena::orphan`].
+    /// Takes out blocks of which each is the parent of the one before: the first, found as `first`, where it is just a
+    /// `leaf`, and others where they were guessed rightly and are just `links`. The parent of the last must be told, by
+    /// [`Arena::orphan`]. Returns what their keys add to a digest.
     #[inline]
-    pub(super) fn take_only(&mut self, entry: Entry, hash: EngineHash, link: Link) -> Option<Node> {
-        let node = self.nodes.get_mut(entry.slot as usize)?;
-        if node.hash() != hash || !node.is_only(link) {
-            return None;
-        }
-        let taken = *node;
+    pub(super) fn take_chain(
+        &mut self,
+        hashes: &[EngineHash],
+        first: Entry,
+        found: &[Entry],
+        (leaf, link): (Link, Link),
+        going: &mut Going,
+    ) -> u64 {
+        let Self {
+            nodes, free, by_hash, ..
+        } = self;
+        let Some(node) = nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {
+            return 0;
+        };
+        let mut digest = mix(node.key());
+        (going.slot, going.key, going.end) = (first.slot, node.key(), node.end());
+        going.parent = node.parent();
         node.flags = FREE;
-        self.by_hash.take(hash, entry);
-        self.free.push(entry.slot);
-        Some(taken)
+        by_hash.take(hashes[0], first);
+        free.push(first.slot);
+        going.count = 1;
+        let others = (hashes.get(1..).unwrap_or(&[]), found.get(1..).unwrap_or(&[]));
+        for (hash, entry) in others.0.iter().zip(others.1) {
+            if entry.slot != going.parent {
+                break;
+            }
+            let Some(node) = nodes.get_mut(entry.slot as usize) else {
+                break;
+            };
+            if node.hash() != *hash || !node.is_only(link) {
+                break;
+            }
+            digest = digest.wrapping_add(mix(node.key()));
+            going.parent = node.parent();
+            node.flags = FREE;
+            by_hash.take_guessed(*entry);
+            free.push(entry.slot);
+            going.count += 1;
+        }
+        digest
     }
 
     /// Takes a node out; its parent then has one child less.

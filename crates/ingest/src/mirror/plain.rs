@@ -4,11 +4,11 @@
 //! nothing else waits to be told, it writes down at once what the index will be told, so that no block is visited again.
 
 use cairn_blocks::{Depth, Token, next_key};
-use cairn_index::mix;
 
 use super::Mirror;
 use super::arena::AHEAD;
-use super::node::{DIRTY, Link, MAX_END, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
+use super::near;
+use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Entry;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
@@ -44,7 +44,11 @@ impl Mirror {
         while out.done < blocks {
             let hashes = &stored.hashes[out.done..];
             let tokens = &stored.tokens[out.done * size as usize..];
-            let fresh = self.store_fresh(&mut out, hashes, tokens, tier, at_once);
+            let fresh = if hashes.len() == 1 {
+                self.store_fresh::<1>(&mut out, hashes, tokens, tier, at_once)
+            } else {
+                self.store_fresh::<AHEAD>(&mut out, hashes, tokens, tier, at_once)
+            };
             if fresh == 0 && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
                 break;
             }
@@ -52,9 +56,9 @@ impl Mirror {
         out
     }
 
-    /// Stores leading blocks that nobody knows yet, each below the one before. Returns how many.
+    /// Stores leading blocks that nobody knows yet, each below the one before, in pieces of `N`. Returns how many.
     #[inline(never)]
-    fn store_fresh(
+    fn store_fresh<const N: usize>(
         &mut self,
         out: &mut Plain,
         hashes: &[EngineHash],
@@ -77,30 +81,39 @@ impl Mirror {
         let model = Link::new(tier, if at_once { SENT } else { DIRTY });
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
+        let size_of_block = size as usize;
+        let mut next = self.arena.approach::<N>(&hashes[..blocks]);
         'pieces: while done < blocks {
-            let piece = &hashes[done..blocks.min(done + AHEAD)];
-            if piece.len() > 1 {
-                self.arena.touch(piece);
+            let piece = &hashes[done..blocks.min(done + N)];
+            let places = if self.arena.make_room(piece.len()) {
+                self.arena.approach(piece)
+            } else {
+                next
+            };
+            let after = done + piece.len();
+            next = self.arena.approach(&hashes[after..blocks]);
+            let (here, further) = tokens[done * size_of_block..].split_at(piece.len() * size_of_block);
+            let mut further = further.iter().step_by(size_of_block);
+            for place in &places[..piece.len()] {
+                self.arena.look_ahead(*place);
+                further.next().into_iter().for_each(near::ask_for);
             }
-            let tokens = tokens[done * size as usize..].chunks_exact(size as usize);
-            keys.extend(tokens.take(piece.len()).map(|tokens| {
-                key = next_key(key, tokens, &[]);
-                key
-            }));
-            let first = done;
-            for (hash, key) in piece.iter().zip(&keys[first..]) {
-                let Err(vacancy) = self.arena.look(*hash) else {
+            for ((hash, place), tokens) in piece.iter().zip(&places).zip(here.chunks_exact(size_of_block)) {
+                let Err(vacancy) = self.arena.look_at(*place, *hash) else {
                     break 'pieces;
                 };
+                key = next_key(key, tokens, &[]);
+                keys.push(key);
                 end += size;
-                above = self.arena.insert_at(vacancy, model.node(*hash, *key, above, end));
+                above = self
+                    .arena
+                    .insert_at(vacancy, *place, model.node(*hash, key, above, end));
                 if !at_once {
                     self.dirty.push_back(above | (tier as u32) << 30);
                 }
                 done += 1;
             }
         }
-        keys.truncate(done);
         if done > 0 {
             self.arena.join_links(out.above, above);
             self.held[tier] += done as u64;
@@ -170,7 +183,7 @@ impl Mirror {
 
     /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
     ///
-    /// `found` has what [`Arena::find_each`](super::arena::Arena::find_each) found of them.
+    /// `found` has what [`Arena::guess`](super::arena::Arena::guess) found of them.
     pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
         let at_once = self.tells_at_once(tier);
         let mut gone = 0;
@@ -195,28 +208,24 @@ impl Mirror {
     fn remove_leaves(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
-        let (leaf, above) = (Link::leaf(tier), Link::new(tier, SENT));
-        let mut going = Going::none(tier, size);
+        let links = (Link::leaf(tier), Link::new(tier, SENT));
         let (mut gone, mut digest) = (0, 0u64);
-        for (hash, entry) in hashes.iter().zip(found) {
-            let goes_on = entry.slot == going.parent;
-            if !goes_on {
-                self.end_going(going);
-                going.count = 0;
-            }
-            let Some(node) = self.arena.take_only(*entry, *hash, if goes_on { above } else { leaf }) else {
-                break;
-            };
-            self.forget_end(entry.slot);
-            digest = digest.wrapping_add(mix(node.key()));
+        while let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) {
+            let first = self.arena.settle(*entry, *hash);
+            let mut going = Going::none(tier, size);
+            let taken = self
+                .arena
+                .take_chain(&hashes[gone..], first, &found[gone..], links, &mut going);
             if going.count == 0 {
-                (going.slot, going.key, going.end) = (entry.slot, node.key(), node.end());
+                break;
             }
-            going.count += 1;
-            going.parent = node.parent();
-            gone += 1;
+            digest = digest.wrapping_add(taken);
+            gone += going.count as usize;
+            self.end_going(going);
         }
-        self.end_going(going);
+        if gone > 0 && self.arena.live(self.last_end.0).is_none() {
+            self.last_end = (NONE, NONE);
+        }
         self.held[tier] -= gone as u64;
         self.held_anywhere -= gone;
         let told = &mut self.told[tier];
@@ -227,13 +236,12 @@ impl Mirror {
 
     /// Tells of blocks that went, and that the one above them has a child less.
     fn end_going(&mut self, going: Going) {
-        if going.count == 0 {
-            return;
-        }
         self.tape.remove(going);
         if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
-            self.release(going.parent);
+            return self.release(going.parent);
         }
+        // Mostly it is the next to go: tails go first, and often block by block.
+        self.arena.approach_next(going.parent);
     }
 
     /// Gives up the one copy of a block that is sure to be meant. Returns whether there is such.

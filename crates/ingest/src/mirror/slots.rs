@@ -1,7 +1,9 @@
 //! Finds slots by engine hash: buckets of one cache line, four bytes a slot, nothing left behind by a removal.
 
 mod bucket;
+mod wide;
 
+use super::near;
 use super::node::Slot;
 use crate::EngineHash;
 use crate::fixed_hash::scatter;
@@ -9,7 +11,7 @@ use bucket::{Bucket, ENTRIES, GROUPS};
 
 /// Fullest that the table gets, in entries of a hundred buckets. Where blocks come and go for long, one lookup in five of
 /// a hash that isn't there then reads a second line; at 84 it would be two or three more lines for each.
-const FULLEST: usize = ENTRIES * 72;
+const FULLEST: usize = ENTRIES * 68;
 /// What is expected is made room for once so small a part of it is there.
 pub(super) const EARLY: usize = 16;
 
@@ -27,7 +29,6 @@ pub(crate) struct SlotTable {
 /// Where there is room for a hash that isn't in the table.
 #[derive(Clone, Copy)]
 pub(crate) struct Vacancy {
-    place: Place,
     bucket: u32,
     at: u32,
 }
@@ -56,13 +57,27 @@ impl Entry {
     };
 }
 
-/// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by.
-#[derive(Clone, Copy)]
-struct Place {
-    bucket: u32,
-    tag: u8,
+/// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by: as long as the table
+/// doesn't grow. The bucket is in the upper half, the tag in the lowest byte, the group in the next.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    #[inline]
+    fn bucket(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    #[inline]
+    fn tag(self) -> u8 {
+        self.0 as u8
+    }
+
     /// Bits to shift the counts of a bucket by.
-    group: u8,
+    #[inline]
+    fn group(self) -> u8 {
+        ((self.0 >> 8) as u8) % GROUPS as u8 * 4
+    }
 }
 
 impl SlotTable {
@@ -82,14 +97,12 @@ impl SlotTable {
         self.buckets.capacity() * size_of::<Bucket>()
     }
 
+    /// Where a hash goes.
     #[inline]
-    fn place(&self, hash: EngineHash) -> Place {
+    pub(crate) fn place(&self, hash: EngineHash) -> Place {
         let spread = scatter(hash.0);
-        Place {
-            bucket: ((spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32) as u32,
-            tag: Bucket::tag(spread as u8),
-            group: ((spread >> 8) as u8) % GROUPS as u8 * 4,
-        }
+        let bucket = (spread >> 32).wrapping_mul(self.buckets.len() as u64) >> 32;
+        Place(bucket << 32 | spread & 0xff00 | u64::from(Bucket::tag(spread as u8)))
     }
 
     #[inline]
@@ -101,23 +114,34 @@ impl SlotTable {
         }
     }
 
-    /// Reads the line that a hash belongs in: many such reads overlap, so that the lookups after them find it near.
+    /// Asks for the line that a hash belongs in.
     #[inline]
-    pub(crate) fn touch(&self, hash: EngineHash) -> u32 {
-        let place = self.place(hash);
-        self.buckets.get(place.bucket as usize).map_or(0, Bucket::touch)
+    pub(crate) fn ask_for(&self, place: Place) {
+        if let Some(line) = self.buckets.get(place.bucket() as usize) {
+            near::ask_for(line);
+        }
+    }
+
+    /// Asks for the line after the one that a hash belongs in, where the hash may be in that.
+    #[inline]
+    pub(crate) fn ask_further(&self, place: Place) {
+        if let Some(line) = self.buckets.get(place.bucket() as usize)
+            && line.passed(place.group()) > 0
+            && let Some(next) = self.buckets.get(self.after(place.bucket()) as usize)
+        {
+            near::ask_for(next);
+        }
     }
 
     /// The first entry in a hash's own line that looks like it.
     #[inline]
-    pub(crate) fn guess(&self, hash: EngineHash) -> Entry {
-        let Place { bucket, tag, .. } = self.place(hash);
-        let line = self.buckets.get(bucket as usize);
-        match line.and_then(|line| Some((line, line.alike(tag).lowest()?))) {
+    pub(crate) fn guess(&self, place: Place) -> Entry {
+        let line = self.buckets.get(place.bucket() as usize);
+        match line.and_then(|line| Some((line, line.alike(place.tag()).lowest()?))) {
             None => Entry::NONE,
             Some((line, at)) => Entry {
                 slot: line.slot(at),
-                bucket,
+                bucket: place.bucket(),
                 at: at as u16,
                 is_away: false,
             },
@@ -133,33 +157,33 @@ impl SlotTable {
     /// The first entry with this hash whose slot `accept` takes, or where one may be added.
     #[inline]
     pub(crate) fn look(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        let place = self.place(hash);
-        if let Some(line) = self.buckets.get(place.bucket as usize)
-            && line.alike(place.tag).is_nowhere()
-            && line.passed(place.group) == 0
+        self.look_at(self.place(hash), accept)
+    }
+
+    /// Like [`SlotTable::look`], for a hash that goes to this place.
+    #[inline(always)]
+    pub(crate) fn look_at(&self, place: Place, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
+        if let Some(line) = self.buckets.get(place.bucket() as usize)
+            && line.alike(place.tag()).is_nowhere()
+            && line.passed(place.group()) == 0
             && let Some(at) = line.vacancy()
         {
             return Err(Vacancy {
-                place,
-                bucket: place.bucket,
+                bucket: place.bucket(),
                 at: at as u32,
             });
         }
         self.look_through(place, accept)
     }
 
-    /// Like [`SlotTable::look`], for a hash that may be there, or whose line others passed by.
+    /// Like [`SlotTable::look_at`], for a hash that may be there, or whose line others passed by.
     #[inline(never)]
     fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        let mut vacancy = Vacancy {
-            place,
-            bucket: NOWHERE,
-            at: 0,
-        };
-        let mut bucket = place.bucket;
+        let mut vacancy = Vacancy { bucket: NOWHERE, at: 0 };
+        let mut bucket = place.bucket();
         for _ in 0..self.buckets.len() {
             let line = &self.buckets[bucket as usize];
-            let mut alike = line.alike(place.tag);
+            let mut alike = line.alike(place.tag());
             while let Some(at) = alike.lowest() {
                 let slot = line.slot(at);
                 if accept(slot) {
@@ -167,7 +191,7 @@ impl SlotTable {
                         slot,
                         bucket,
                         at: at as u16,
-                        is_away: bucket != place.bucket,
+                        is_away: bucket != place.bucket(),
                     });
                 }
                 alike = alike.rest();
@@ -178,7 +202,7 @@ impl SlotTable {
                 (vacancy.bucket, vacancy.at) = (bucket, at as u32);
             }
             // What isn't here may still have room further on.
-            if line.passed(place.group) == 0 {
+            if line.passed(place.group()) == 0 {
                 break;
             }
             bucket = self.after(bucket);
@@ -189,40 +213,44 @@ impl SlotTable {
     /// Adds a slot; `hash_of` tells the hash of any slot in the table.
     #[inline]
     pub(crate) fn insert(&mut self, hash: EngineHash, slot: Slot, hash_of: impl Fn(Slot) -> EngineHash) {
-        if self.len >= self.most {
-            self.grow(hash_of);
-        }
-        self.put(hash, slot);
+        self.make_room(1, hash_of);
+        self.put(self.place(hash), slot);
         self.len += 1;
     }
 
-    /// Adds a slot where [`SlotTable::look`], called just before for the same hash, found room.
+    /// Grows where there is no room for so many slots more. Returns whether it did: then what was known of places and
+    /// entries is known no more.
     #[inline]
-    pub(crate) fn fill(
-        &mut self,
-        vacancy: Vacancy,
-        hash: EngineHash,
-        slot: Slot,
-        hash_of: impl Fn(Slot) -> EngineHash,
-    ) {
-        let Vacancy { place, bucket, at } = vacancy;
-        if self.len >= self.most || bucket != place.bucket {
-            return self.insert(hash, slot, hash_of);
+    pub(crate) fn make_room(&mut self, slots: usize, hash_of: impl Fn(Slot) -> EngineHash) -> bool {
+        let full = self.len + slots > self.most;
+        if full {
+            self.grow(slots, hash_of);
         }
-        self.buckets[bucket as usize].put(at as usize, place.tag, slot);
+        full
+    }
+
+    /// Adds a slot where [`SlotTable::look_at`], called just before for the same place, found a vacancy, and
+    /// [`SlotTable::make_room`] made room before that.
+    #[inline(always)]
+    pub(crate) fn fill(&mut self, vacancy: Vacancy, place: Place, slot: Slot) {
+        let Vacancy { bucket, at } = vacancy;
         self.len += 1;
+        if bucket != place.bucket() {
+            return self.put(place, slot);
+        }
+        self.buckets[bucket as usize].put(at as usize, place.tag(), slot);
     }
 
     #[inline(never)]
-    fn put(&mut self, hash: EngineHash, slot: Slot) {
-        let Place { mut bucket, tag, group } = self.place(hash);
+    fn put(&mut self, place: Place, slot: Slot) {
+        let mut bucket = place.bucket();
         // Ends: there is room, or the table would have grown.
         loop {
             let line = &mut self.buckets[bucket as usize];
             if let Some(at) = line.vacancy() {
-                return line.put(at, tag, slot);
+                return line.put(at, place.tag(), slot);
             }
-            line.pass(group);
+            line.pass(place.group());
             bucket = self.after(bucket);
         }
     }
@@ -247,29 +275,39 @@ impl SlotTable {
         }
     }
 
+    /// Like [`SlotTable::take`], for an entry that [`SlotTable::guess`] gave.
+    #[inline(always)]
+    pub(crate) fn take_guessed(&mut self, entry: Entry) {
+        self.buckets[entry.bucket as usize].take(usize::from(entry.at));
+        self.len -= 1;
+    }
+
     /// A hash that passed by buckets on its way to one is gone.
     #[inline(never)]
     fn unpass(&mut self, hash: EngineHash, to: u32) {
-        let Place { mut bucket, group, .. } = self.place(hash);
+        let place = self.place(hash);
+        let mut bucket = place.bucket();
         while bucket != to {
-            self.buckets[bucket as usize].unpass(group);
+            self.buckets[bucket as usize].unpass(place.group());
             bucket = self.after(bucket);
         }
     }
 
-    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a quarter.
+    /// Grows by half, or to what is expected once a small part of that is there; beyond it by a quarter. There is room
+    /// for `more` then.
     #[cold]
-    fn grow(&mut self, hash_of: impl Fn(Slot) -> EngineHash) {
+    fn grow(&mut self, more: usize, hash_of: impl Fn(Slot) -> EngineHash) {
         let wanted = match self.expected {
             expected if self.len < expected && self.len * EARLY >= expected => expected,
             expected if self.len >= expected && expected > 0 => self.len + self.len / 4 + 16,
             _ => self.len + 1 + self.len / 2,
         };
+        let wanted = wanted.max(self.len + more);
         let buckets = (wanted * 100).div_ceil(FULLEST).max(1);
         self.most = buckets * FULLEST / 100;
         let old = std::mem::replace(&mut self.buckets, vec![Bucket::NEW; buckets]);
         for slot in old.iter().flat_map(Bucket::slots) {
-            self.put(hash_of(slot), slot);
+            self.put(self.place(hash_of(slot)), slot);
         }
     }
 }
@@ -301,8 +339,9 @@ mod tests {
             if known < 500 || n % 100 < 52 {
                 let (hash, slot) = (EngineHash(hash(n)), hashes.len() as Slot);
                 hashes.push(hash);
+                table.make_room((n % 40) as usize, |s| hashes[s as usize]);
                 match table.look(hash, |_| false) {
-                    Err(vacancy) if n.is_multiple_of(2) => table.fill(vacancy, hash, slot, |s| hashes[s as usize]),
+                    Err(vacancy) if n % 40 > 20 => table.fill(vacancy, table.place(hash), slot),
                     Ok(_) | Err(_) => table.insert(hash, slot, |s| hashes[s as usize]),
                 }
                 map.insert(slot, hash);

@@ -408,7 +408,7 @@ impl Mirror {
     }
 }
 
-fn remaining(copies: Option<&[u32]>, at: usize) -> Option<u32> {
+pub(super) fn remaining(copies: Option<&[u32]>, at: usize) -> Option<u32> {
     copies?.get(at).copied()
 }
 
