@@ -1,9 +1,10 @@
 //! Speeds of a worker, learned from what was observed there.
 //!
-//! Prefill time is a line over work: a fixed start and a slope; so is the time of a KV transfer over its tokens. Both are fitted by least squares over observations whose
-//! weight halves every [`HALF_LIFE`], together with a prior of constant weight. An off-the-shelf moving average of the time
-//! per token was unfit: it mixes short prompts, where the start dominates, with long ones, and a few short prompts then
-//! make long ones look slow.
+//! Prefill time is a line over work: a fixed start and a slope; so is the time of a KV transfer over its tokens. Both are
+//! fitted by least squares over observations whose weight halves every [`HALF_LIFE`], together with a prior of constant
+//! weight. What a fetch takes can't be told apart from the prefill that follows it, so its speeds stay as assumed. An
+//! off-the-shelf moving average of the time per token was unfit: it mixes short prompts, where the start dominates, with
+//! long ones, and a few short prompts then make long ones look slow.
 
 use crate::Micros;
 use crate::cost::{Speeds, TRANSFER_START_US};
@@ -25,7 +26,7 @@ const POOL_PRIOR: f64 = 2.0;
 /// whatever its length: its least is nothing.
 const PREFILL_LEAST_PART: f64 = 0.1;
 
-/// Observations that the prior of a fetch or transfer speed counts for.
+/// Observations that the prior of a transfer's or an answer's time counts for.
 const MEAN_PRIOR: f64 = 4.0;
 
 /// Most observations that count: older ones fade once this weight is reached.
@@ -153,8 +154,6 @@ impl Mean {
 #[derive(Clone, Debug)]
 pub struct Rates {
     prefill: Line,
-    cpu_ns: Mean,
-    shared_ns: Mean,
     transfer: Line,
     service_us: Mean,
     speeds: Speeds,
@@ -184,8 +183,6 @@ impl Rates {
                 weight,
                 PREFILL_LEAST_PART,
             ),
-            cpu_ns: Mean::new(f64::from(prior.cpu_ns_per_token)),
-            shared_ns: Mean::new(f64::from(prior.shared_ns_per_token)),
             transfer: line(prior.transfer_start_us, prior.transfer_ns_per_token, MEAN_PRIOR, 0.0),
             service_us: Mean::new(prior.service_us as f64),
             speeds: prior,
@@ -225,22 +222,6 @@ impl Rates {
             let (start, slope) = self.transfer.fit();
             self.speeds.transfer_start_us = start.clamp(100.0, 1e7) as u32;
             self.speeds.transfer_ns_per_token = (slope * 1_000.0).clamp(1.0, 1e8) as u32;
-        }
-    }
-
-    /// Fetching `tokens` from CPU memory took `time`.
-    pub fn observe_cpu_fetch(&mut self, now: Micros, tokens: u32, time: Micros) {
-        if tokens > 0 {
-            self.cpu_ns.observe(now, time.0 as f64 * 1_000.0 / f64::from(tokens));
-            self.speeds.cpu_ns_per_token = self.cpu_ns.value.clamp(1.0, 1e8) as u32;
-        }
-    }
-
-    /// Fetching `tokens` from shared storage took `time`.
-    pub fn observe_shared_fetch(&mut self, now: Micros, tokens: u32, time: Micros) {
-        if tokens > 0 {
-            self.shared_ns.observe(now, time.0 as f64 * 1_000.0 / f64::from(tokens));
-            self.speeds.shared_ns_per_token = self.shared_ns.value.clamp(1.0, 1e8) as u32;
         }
     }
 

@@ -9,6 +9,12 @@ use minijinja_contrib::pycompat;
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(method);
     environment.set_formatter(|out, state, value| {
+        // Nothing is escaped, so a text is written as it is: nearly all that templates write.
+        if let Some(text) = value.as_str() {
+            return out
+                .write_str(text)
+                .map_err(|_| Error::new(ErrorKind::WriteFailure, "writing a text"));
+        }
         if value.kind() == ValueKind::Number && !value.is_integer() {
             let text = json::number(value);
             return out
