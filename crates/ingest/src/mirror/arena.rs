@@ -91,10 +91,17 @@ impl Arena {
     pub(super) fn approach<const N: usize>(&self, hashes: &[EngineHash]) -> [Place; N] {
         let mut places = [Place::default(); N];
         for (place, hash) in places.iter_mut().zip(hashes) {
-            *place = self.by_hash.place(*hash);
-            self.by_hash.ask_for(*place);
+            *place = self.approach_one(*hash);
         }
         places
+    }
+
+    /// Where a hash is found, whose line is asked for.
+    #[inline]
+    pub(super) fn approach_one(&self, hash: EngineHash) -> Place {
+        let place = self.by_hash.place(hash);
+        self.by_hash.ask_for(place);
+        place
     }
 
     /// Asks for the lines that hashes are found in.
@@ -123,6 +130,12 @@ impl Arena {
             near::ask_for(node);
         }
         entry
+    }
+
+    /// Asks for the node of a block that is there, whose line was asked for.
+    #[inline]
+    pub(super) fn approach_known(&self, hash: EngineHash) {
+        self.guess(self.by_hash.place(hash));
     }
 
     /// Asks for what [`Arena::look_at`] will need beyond a hash's own line.

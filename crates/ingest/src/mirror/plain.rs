@@ -82,37 +82,38 @@ impl Mirror {
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
         let size_of_block = size as usize;
-        let mut next = self.arena.approach::<N>(&hashes[..blocks]);
-        'pieces: while done < blocks {
-            let piece = &hashes[done..blocks.min(done + N)];
-            let places = if self.arena.make_room(piece.len()) {
-                self.arena.approach(piece)
-            } else {
-                next
+        let hashes = &hashes[..blocks];
+        // Places of the next blocks, each where its number is a multiple of `N` and what is left.
+        let mut places = self.arena.approach::<N>(hashes);
+        let near = N / 4;
+        for place in &places[..near.min(blocks)] {
+            self.arena.look_ahead(*place);
+        }
+        for (hash, tokens_of_block) in hashes.iter().zip(tokens.chunks_exact(size_of_block)) {
+            if done % N == 0 && self.arena.make_room(N.min(blocks - done)) {
+                places = self.arena.approach(&hashes[done..]);
+            }
+            let place = places[done % N];
+            if let Some(further) = hashes.get(done + N) {
+                places[done % N] = self.arena.approach_one(*further);
+            }
+            if near > 0 && done + near < blocks {
+                self.arena.look_ahead(places[(done + near) % N]);
+                tokens.get((done + near) * size_of_block).into_iter().for_each(near::ask_for);
+            }
+            let Err(vacancy) = self.arena.look_at(place, *hash) else {
+                break;
             };
-            let after = done + piece.len();
-            next = self.arena.approach(&hashes[after..blocks]);
-            let (here, further) = tokens[done * size_of_block..].split_at(piece.len() * size_of_block);
-            let mut further = further.iter().step_by(size_of_block);
-            for place in &places[..piece.len()] {
-                self.arena.look_ahead(*place);
-                further.next().into_iter().for_each(near::ask_for);
+            key = next_key(key, tokens_of_block, &[]);
+            keys.push(key);
+            end += size;
+            above = self
+                .arena
+                .insert_at(vacancy, place, model.node(*hash, key, above, end));
+            if !at_once {
+                self.dirty.push_back(above | (tier as u32) << 30);
             }
-            for ((hash, place), tokens) in piece.iter().zip(&places).zip(here.chunks_exact(size_of_block)) {
-                let Err(vacancy) = self.arena.look_at(*place, *hash) else {
-                    break 'pieces;
-                };
-                key = next_key(key, tokens, &[]);
-                keys.push(key);
-                end += size;
-                above = self
-                    .arena
-                    .insert_at(vacancy, *place, model.node(*hash, key, above, end));
-                if !at_once {
-                    self.dirty.push_back(above | (tier as u32) << 30);
-                }
-                done += 1;
-            }
+            done += 1;
         }
         if done > 0 {
             self.arena.join_links(out.above, above);
