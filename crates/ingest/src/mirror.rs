@@ -1,5 +1,6 @@
 //! What one engine rank holds, by its own hashes: block keys, depths and copy counts, and what the index was told.
 
+mod ahead;
 pub(crate) mod arena;
 mod drain;
 mod groups;

@@ -6,6 +6,7 @@
 use cairn_blocks::{Depth, Token, next_key};
 
 use super::Mirror;
+use super::ahead::Ahead;
 use super::arena::AHEAD;
 use super::near;
 use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
@@ -182,48 +183,39 @@ impl Mirror {
         true
     }
 
-    /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
-    ///
-    /// `found` has what [`Arena::guess`](super::arena::Arena::guess) found of them.
-    pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
+    /// Gives up the next blocks of an event's list of which each has one copy that is sure to be meant.
+    pub(super) fn remove_plain<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
         let at_once = self.tells_at_once(tier);
-        let mut gone = 0;
-        while gone < hashes.len() {
+        loop {
             // With outer tiers a block that goes is remembered for a while.
             if at_once && self.config.tiers.len() == 1 {
-                gone += self.remove_leaves(&hashes[gone..], &found[gone..], tier);
+                self.remove_leaves(next, tier);
             }
-            let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) else {
-                break;
-            };
-            if !self.remove_known(*hash, *entry, tier, at_once) {
-                break;
+            let Some(hash) = next.hash() else { return };
+            if !self.remove_known(hash, next.guess(), tier, at_once) {
+                return;
             }
-            gone += 1;
+            next.advance(&self.arena);
         }
-        gone
     }
 
-    /// Gives up leading blocks on which nothing hangs, and forgets them. Returns how many.
+    /// Gives up the next blocks as long as nothing hangs on them, and forgets them.
     #[inline(never)]
-    fn remove_leaves(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
+    fn remove_leaves<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
         let links = (Link::leaf(tier), Link::new(tier, SENT));
-        let (mut gone, mut digest) = (0, 0u64);
-        while let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) {
-            let first = self.arena.settle(*entry, *hash);
+        let before = next.done();
+        let mut digest = 0u64;
+        while next.hash().is_some() {
             let mut going = Going::none(tier, size);
-            let taken = self
-                .arena
-                .take_chain(&hashes[gone..], first, &found[gone..], links, &mut going);
+            digest = digest.wrapping_add(self.arena.take_chain(next, links, &mut going));
             if going.count == 0 {
                 break;
             }
-            digest = digest.wrapping_add(taken);
-            gone += going.count as usize;
             self.end_going(going);
         }
+        let gone = next.done() - before;
         if gone > 0 && self.arena.live(self.last_end.0).is_none() {
             self.last_end = (NONE, NONE);
         }
@@ -232,7 +224,6 @@ impl Mirror {
         let told = &mut self.told[tier];
         told.blocks -= gone as u64;
         told.digest = told.digest.wrapping_sub(digest);
-        gone
     }
 
     /// Tells of blocks that went, and that the one above them has a child less.
