@@ -168,7 +168,10 @@ impl Mirror {
             self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
         }
         for event in events.iter().take(EVENTS_AHEAD) {
-            if let EngineEvent::Stored(Stored { parent: Some(parent), .. }) = event {
+            if let EngineEvent::Stored(Stored {
+                parent: Some(parent), ..
+            }) = event
+            {
                 self.arena.approach_known(*parent);
             }
         }

@@ -11,8 +11,7 @@ use super::tape::Going;
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
-/// So many blocks of an event are asked for ahead, and as many again while they are worked at: their lines fit in the
-/// nearest cache.
+/// So many blocks of an event are asked for ahead: their lines fit in the nearest cache.
 pub(super) const AHEAD: usize = 32;
 
 /// Nodes by slot, by engine hash and, for roots, by key.
@@ -195,8 +194,8 @@ impl Arena {
         self.by_hash.look_at(place, |s| self.get(s).hash() == hash)
     }
 
-    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose parent counts it already or is
-    /// told by [`Arena::join_links`].
+    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose
+    /// parent counts it already or is told by [`Arena::join_links`].
     #[inline(always)]
     pub(super) fn insert_at(&mut self, vacancy: Vacancy, place: Place, node: Node) -> Slot {
         let slot = self.place(node);

@@ -57,7 +57,8 @@ impl Mirror {
         out
     }
 
-    /// Stores leading blocks that nobody knows yet, each below the one before, in pieces of `N`. Returns how many.
+    /// Stores leading blocks that nobody knows yet, each below the one before, of which `N` are asked for ahead. Returns
+    /// how many.
     #[inline(never)]
     fn store_fresh<const N: usize>(
         &mut self,
@@ -86,6 +87,7 @@ impl Mirror {
         let hashes = &hashes[..blocks];
         // Places of the next blocks, each where its number is a multiple of `N` and what is left.
         let mut places = self.arena.approach::<N>(hashes);
+        // Nearer ones are known better: what they need beside their lines, and their tokens.
         let near = N / 4;
         for place in &places[..near.min(blocks)] {
             self.arena.look_ahead(*place);
@@ -100,7 +102,10 @@ impl Mirror {
             }
             if near > 0 && done + near < blocks {
                 self.arena.look_ahead(places[(done + near) % N]);
-                tokens.get((done + near) * size_of_block).into_iter().for_each(near::ask_for);
+                tokens
+                    .get((done + near) * size_of_block)
+                    .into_iter()
+                    .for_each(near::ask_for);
             }
             let Err(vacancy) = self.arena.look_at(place, *hash) else {
                 break;
@@ -108,9 +113,7 @@ impl Mirror {
             key = next_key(key, tokens_of_block, &[]);
             keys.push(key);
             end += size;
-            above = self
-                .arena
-                .insert_at(vacancy, place, model.node(*hash, key, above, end));
+            above = self.arena.insert_at(vacancy, place, model.node(*hash, key, above, end));
             if !at_once {
                 self.dirty.push_back(above | (tier as u32) << 30);
             }
