@@ -1,5 +1,6 @@
 //! What one engine rank holds, by its own hashes: block keys, depths and copy counts, and what the index was told.
 
+mod ahead;
 pub(crate) mod arena;
 mod drain;
 mod groups;
@@ -22,7 +23,7 @@ use cairn_blocks::{BlockKey, BlockSize, ClusterSeed};
 use cairn_index::{HolderDigest, Tier};
 
 use crate::fixed_hash::FixedMap;
-use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason};
+use crate::{EngineEvent, Medium, RefusalCounts, RefusalReason, Stored};
 use arena::Arena;
 use groups::Groups;
 use node::{DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
@@ -156,12 +157,23 @@ impl Mirror {
             let hashes = match event {
                 EngineEvent::Stored(stored) => {
                     stored.tokens.first().into_iter().for_each(near::ask_for);
+                    if let Some(parent) = stored.parent {
+                        self.arena.approach_one(parent);
+                    }
                     &stored.hashes
                 }
                 EngineEvent::Removed(removed) => &removed.hashes,
                 EngineEvent::Cleared => continue,
             };
             self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
+        }
+        for event in events.iter().take(EVENTS_AHEAD) {
+            if let EngineEvent::Stored(Stored {
+                parent: Some(parent), ..
+            }) = event
+            {
+                self.arena.approach_known(*parent);
+            }
         }
     }
 

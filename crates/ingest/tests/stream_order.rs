@@ -65,6 +65,28 @@ fn a_gap_is_replayed_from_its_start_and_ends_equal_to_having_seen_everything() {
 }
 
 #[test]
+fn a_message_that_was_lent_stays_with_the_caller_unless_it_must_wait() {
+    let (mut lending, mut giving) = (rig(), rig());
+    let now = lending.now;
+    let mut lend = |i: u64| {
+        let mut lent = link(i);
+        lending.members[0].source.live_from(now, &mut lent);
+        lending.settle();
+        giving.live(0, link(i));
+        assert_eq!(lending.members[0].source.stats(), giving.members[0].source.stats());
+        assert_eq!(lending.members[0].source.told(), giving.members[0].source.told());
+        lent
+    };
+    assert_eq!([lend(0), lend(1)], [link(0), link(1)], "each was the next");
+    assert_eq!(lend(3), EventBatch::default(), "it waits for the one before");
+    for rig in [&mut lending, &mut giving] {
+        rig.replayed(0, link(2));
+        end(rig, ReplayEnd::Complete);
+        assert_eq!(rig.hit(&tokens(0, 64)), (64, 0));
+    }
+}
+
+#[test]
 fn live_messages_during_a_replay_wait_and_follow_in_order() {
     let mut rig = rig();
     rig.live(0, link(0));

@@ -3,6 +3,7 @@
 use cairn_blocks::BlockKey;
 use cairn_index::mix;
 
+use super::ahead::Ahead;
 use super::near;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
 use super::slots::{EARLY, Entry, Place, SlotTable, Vacancy};
@@ -10,8 +11,7 @@ use super::tape::Going;
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
 
-/// So many blocks of an event are asked for ahead, and as many again while they are worked at: their lines fit in the
-/// nearest cache.
+/// So many blocks of an event are asked for ahead: their lines fit in the nearest cache.
 pub(super) const AHEAD: usize = 32;
 
 /// Nodes by slot, by engine hash and, for roots, by key.
@@ -91,10 +91,17 @@ impl Arena {
     pub(super) fn approach<const N: usize>(&self, hashes: &[EngineHash]) -> [Place; N] {
         let mut places = [Place::default(); N];
         for (place, hash) in places.iter_mut().zip(hashes) {
-            *place = self.by_hash.place(*hash);
-            self.by_hash.ask_for(*place);
+            *place = self.approach_one(*hash);
         }
         places
+    }
+
+    /// Where a hash is found, whose line is asked for.
+    #[inline]
+    pub(super) fn approach_one(&self, hash: EngineHash) -> Place {
+        let place = self.by_hash.place(hash);
+        self.by_hash.ask_for(place);
+        place
     }
 
     /// Asks for the lines that hashes are found in.
@@ -123,6 +130,12 @@ impl Arena {
             near::ask_for(node);
         }
         entry
+    }
+
+    /// Asks for the node of a block that is there, whose line was asked for.
+    #[inline]
+    pub(super) fn approach_known(&self, hash: EngineHash) {
+        self.guess(self.by_hash.place(hash));
     }
 
     /// Asks for what [`Arena::look_at`] will need beyond a hash's own line.
@@ -181,8 +194,8 @@ impl Arena {
         self.by_hash.look_at(place, |s| self.get(s).hash() == hash)
     }
 
-    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose parent counts it already or is
-    /// told by [`Arena::join_links`].
+    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose
+    /// parent counts it already or is told by [`Arena::join_links`].
     #[inline(always)]
     pub(super) fn insert_at(&mut self, vacancy: Vacancy, place: Place, node: Node) -> Slot {
         let slot = self.place(node);
@@ -315,48 +328,47 @@ impl Arena {
         slot
     }
 
-    /// Takes out blocks of which each is the parent of the one before: the first, found as `first`, where it is just a
-    /// `leaf`, and others where they were guessed rightly and are just `links`. The parent of the last must be told, by
+    /// Takes out the next blocks of which each is the parent of the one before: the first where it is just a `leaf`, and
+    /// others where they were guessed rightly and are just `links`. The parent of the last must be told, by
     /// [`Arena::orphan`]. Returns what their keys add to a digest.
     #[inline]
-    pub(super) fn take_chain(
+    pub(super) fn take_chain<const N: usize>(
         &mut self,
-        hashes: &[EngineHash],
-        first: Entry,
-        found: &[Entry],
+        next: &mut Ahead<'_, N>,
         (leaf, link): (Link, Link),
         going: &mut Going,
     ) -> u64 {
-        let Self {
-            nodes, free, by_hash, ..
-        } = self;
-        let Some(node) = nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {
+        let Some(hash) = next.hash() else { return 0 };
+        let first = self.settle(next.guess(), hash);
+        let Some(node) = self.nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {
             return 0;
         };
         let mut digest = mix(node.key());
         (going.slot, going.key, going.end) = (first.slot, node.key(), node.end());
         going.parent = node.parent();
         node.flags = FREE;
-        by_hash.take(hashes[0], first);
-        free.push(first.slot);
+        self.by_hash.take(hash, first);
+        self.free.push(first.slot);
         going.count = 1;
-        let others = (hashes.get(1..).unwrap_or(&[]), found.get(1..).unwrap_or(&[]));
-        for (hash, entry) in others.0.iter().zip(others.1) {
+        next.advance(self);
+        while let Some(hash) = next.hash() {
+            let entry = next.guess();
             if entry.slot != going.parent {
                 break;
             }
-            let Some(node) = nodes.get_mut(entry.slot as usize) else {
+            let Some(node) = self.nodes.get_mut(entry.slot as usize) else {
                 break;
             };
-            if node.hash() != *hash || !node.is_only(link) {
+            if node.hash() != hash || !node.is_only(link) {
                 break;
             }
             digest = digest.wrapping_add(mix(node.key()));
             going.parent = node.parent();
             node.flags = FREE;
-            by_hash.take_guessed(*entry);
-            free.push(entry.slot);
+            self.by_hash.take_guessed(entry);
+            self.free.push(entry.slot);
             going.count += 1;
+            next.advance(self);
         }
         digest
     }

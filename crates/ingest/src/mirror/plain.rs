@@ -6,6 +6,7 @@
 use cairn_blocks::{Depth, Token, next_key};
 
 use super::Mirror;
+use super::ahead::Ahead;
 use super::arena::AHEAD;
 use super::near;
 use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
@@ -56,7 +57,8 @@ impl Mirror {
         out
     }
 
-    /// Stores leading blocks that nobody knows yet, each below the one before, in pieces of `N`. Returns how many.
+    /// Stores leading blocks that nobody knows yet, each below the one before, of which `N` are asked for ahead. Returns
+    /// how many.
     #[inline(never)]
     fn store_fresh<const N: usize>(
         &mut self,
@@ -82,37 +84,40 @@ impl Mirror {
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
         let size_of_block = size as usize;
-        let mut next = self.arena.approach::<N>(&hashes[..blocks]);
-        'pieces: while done < blocks {
-            let piece = &hashes[done..blocks.min(done + N)];
-            let places = if self.arena.make_room(piece.len()) {
-                self.arena.approach(piece)
-            } else {
-                next
+        let hashes = &hashes[..blocks];
+        // Places of the next blocks, each where its number is a multiple of `N` and what is left.
+        let mut places = self.arena.approach::<N>(hashes);
+        // Nearer ones are known better: what they need beside their lines, and their tokens.
+        let near = N / 4;
+        for place in &places[..near.min(blocks)] {
+            self.arena.look_ahead(*place);
+        }
+        for (hash, tokens_of_block) in hashes.iter().zip(tokens.chunks_exact(size_of_block)) {
+            if done % N == 0 && self.arena.make_room(N.min(blocks - done)) {
+                places = self.arena.approach(&hashes[done..]);
+            }
+            let place = places[done % N];
+            if let Some(further) = hashes.get(done + N) {
+                places[done % N] = self.arena.approach_one(*further);
+            }
+            if near > 0 && done + near < blocks {
+                self.arena.look_ahead(places[(done + near) % N]);
+                tokens
+                    .get((done + near) * size_of_block)
+                    .into_iter()
+                    .for_each(near::ask_for);
+            }
+            let Err(vacancy) = self.arena.look_at(place, *hash) else {
+                break;
             };
-            let after = done + piece.len();
-            next = self.arena.approach(&hashes[after..blocks]);
-            let (here, further) = tokens[done * size_of_block..].split_at(piece.len() * size_of_block);
-            let mut further = further.iter().step_by(size_of_block);
-            for place in &places[..piece.len()] {
-                self.arena.look_ahead(*place);
-                further.next().into_iter().for_each(near::ask_for);
+            key = next_key(key, tokens_of_block, &[]);
+            keys.push(key);
+            end += size;
+            above = self.arena.insert_at(vacancy, place, model.node(*hash, key, above, end));
+            if !at_once {
+                self.dirty.push_back(above | (tier as u32) << 30);
             }
-            for ((hash, place), tokens) in piece.iter().zip(&places).zip(here.chunks_exact(size_of_block)) {
-                let Err(vacancy) = self.arena.look_at(*place, *hash) else {
-                    break 'pieces;
-                };
-                key = next_key(key, tokens, &[]);
-                keys.push(key);
-                end += size;
-                above = self
-                    .arena
-                    .insert_at(vacancy, *place, model.node(*hash, key, above, end));
-                if !at_once {
-                    self.dirty.push_back(above | (tier as u32) << 30);
-                }
-                done += 1;
-            }
+            done += 1;
         }
         if done > 0 {
             self.arena.join_links(out.above, above);
@@ -181,48 +186,39 @@ impl Mirror {
         true
     }
 
-    /// Gives up leading blocks of an event's list of which each has one copy that is sure to be meant. Returns how many.
-    ///
-    /// `found` has what [`Arena::guess`](super::arena::Arena::guess) found of them.
-    pub(super) fn remove_plain(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
+    /// Gives up the next blocks of an event's list of which each has one copy that is sure to be meant.
+    pub(super) fn remove_plain<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
         let at_once = self.tells_at_once(tier);
-        let mut gone = 0;
-        while gone < hashes.len() {
+        loop {
             // With outer tiers a block that goes is remembered for a while.
             if at_once && self.config.tiers.len() == 1 {
-                gone += self.remove_leaves(&hashes[gone..], &found[gone..], tier);
+                self.remove_leaves(next, tier);
             }
-            let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) else {
-                break;
-            };
-            if !self.remove_known(*hash, *entry, tier, at_once) {
-                break;
+            let Some(hash) = next.hash() else { return };
+            if !self.remove_known(hash, next.guess(), tier, at_once) {
+                return;
             }
-            gone += 1;
+            next.advance(&self.arena);
         }
-        gone
     }
 
-    /// Gives up leading blocks on which nothing hangs, and forgets them. Returns how many.
+    /// Gives up the next blocks as long as nothing hangs on them, and forgets them.
     #[inline(never)]
-    fn remove_leaves(&mut self, hashes: &[EngineHash], found: &[Entry], tier: usize) -> usize {
+    fn remove_leaves<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
         let links = (Link::leaf(tier), Link::new(tier, SENT));
-        let (mut gone, mut digest) = (0, 0u64);
-        while let (Some(hash), Some(entry)) = (hashes.get(gone), found.get(gone)) {
-            let first = self.arena.settle(*entry, *hash);
+        let before = next.done();
+        let mut digest = 0u64;
+        while next.hash().is_some() {
             let mut going = Going::none(tier, size);
-            let taken = self
-                .arena
-                .take_chain(&hashes[gone..], first, &found[gone..], links, &mut going);
+            digest = digest.wrapping_add(self.arena.take_chain(next, links, &mut going));
             if going.count == 0 {
                 break;
             }
-            digest = digest.wrapping_add(taken);
-            gone += going.count as usize;
             self.end_going(going);
         }
+        let gone = next.done() - before;
         if gone > 0 && self.arena.live(self.last_end.0).is_none() {
             self.last_end = (NONE, NONE);
         }
@@ -231,7 +227,6 @@ impl Mirror {
         let told = &mut self.told[tier];
         told.blocks -= gone as u64;
         told.digest = told.digest.wrapping_sub(digest);
-        gone
     }
 
     /// Tells of blocks that went, and that the one above them has a child less.

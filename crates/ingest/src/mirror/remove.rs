@@ -1,9 +1,9 @@
 //! Copies that an engine gave up.
 
 use super::Mirror;
+use super::ahead::Ahead;
 use super::arena::AHEAD;
 use super::node::{Slot, TWIN};
-use super::slots::{Entry, Place};
 use super::store::remaining;
 use crate::{EngineHash, RefusalReason, Removed};
 
@@ -26,41 +26,18 @@ impl Mirror {
         self.sweep();
     }
 
-    /// Removes in pieces of `N` blocks.
+    /// Removes blocks that are asked for `N` ahead.
     fn remove_in<const N: usize>(&mut self, removed: &Removed, tier: usize) {
-        let mut rest = removed.hashes.as_slice();
-        let mut next = self.guess_each::<N>(self.arena.approach(rest), rest.len());
-        let mut places = self.arena.approach::<N>(rest.get(N..).unwrap_or(&[]));
-        while !rest.is_empty() {
-            let (hashes, after) = rest.split_at(rest.len().min(N));
-            let found = next;
-            if !after.is_empty() {
-                next = self.guess_each(places, after.len());
-                places = self.arena.approach(after.get(N..).unwrap_or(&[]));
+        let mut next = Ahead::<N>::new(&self.arena, &removed.hashes);
+        while next.hash().is_some() {
+            if removed.remaining_copies.is_none() {
+                self.remove_plain(&mut next, tier);
             }
-            let mut at = 0;
-            while at < hashes.len() {
-                if removed.remaining_copies.is_none() {
-                    at += self.remove_plain(&hashes[at..], &found[at..], tier);
-                }
-                let Some(hash) = hashes.get(at) else { break };
-                let done = removed.hashes.len() - rest.len() + at;
-                let remaining = remaining(removed.remaining_copies.as_deref(), done);
-                self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
-                at += 1;
-            }
-            rest = after;
+            let Some(hash) = next.hash() else { break };
+            let remaining = remaining(removed.remaining_copies.as_deref(), next.done());
+            self.remove_one(hash, tier, remaining, removed.cache_salt.as_deref());
+            next.advance(&self.arena);
         }
-    }
-
-    /// Guesses the blocks of up to `N` places, of which so many are used.
-    #[inline(always)]
-    fn guess_each<const N: usize>(&self, places: [Place; N], used: usize) -> [Entry; N] {
-        let mut found = [Entry::NONE; N];
-        for (entry, place) in found.iter_mut().zip(&places).take(used) {
-            *entry = self.arena.guess(*place);
-        }
-        found
     }
 
     fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {

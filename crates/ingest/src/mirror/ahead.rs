@@ -1,0 +1,65 @@
+//! Blocks of a list of hashes, looked for some time before their turn.
+
+use super::arena::Arena;
+use super::slots::{Entry, Place};
+use crate::EngineHash;
+
+/// A list of hashes of which the next ones are looked for: their lines of the table are asked for `N` blocks ahead, and
+/// half as many ahead their nodes.
+pub(super) struct Ahead<'a, const N: usize> {
+    hashes: &'a [EngineHash],
+    done: usize,
+    /// Each where its number is a multiple of `N` and what is left; so are the guesses.
+    places: [Place; N],
+    guesses: [Entry; N],
+}
+
+impl<'a, const N: usize> Ahead<'a, N> {
+    const NEAR: usize = N / 2;
+
+    #[inline]
+    pub(super) fn new(arena: &Arena, hashes: &'a [EngineHash]) -> Self {
+        let places = arena.approach(hashes);
+        let mut guesses = [Entry::NONE; N];
+        for (guess, place) in guesses.iter_mut().zip(&places).take(Self::NEAR.min(hashes.len())) {
+            *guess = arena.guess(*place);
+        }
+        Self {
+            hashes,
+            done: 0,
+            places,
+            guesses,
+        }
+    }
+
+    /// How many are done.
+    #[inline]
+    pub(super) fn done(&self) -> usize {
+        self.done
+    }
+
+    /// The next one.
+    #[inline]
+    pub(super) fn hash(&self) -> Option<EngineHash> {
+        self.hashes.get(self.done).copied()
+    }
+
+    /// What [`Arena::guess`] found of it.
+    #[inline]
+    pub(super) fn guess(&self) -> Entry {
+        self.guesses[self.done % N]
+    }
+
+    /// The next one is done.
+    #[inline]
+    pub(super) fn advance(&mut self, arena: &Arena) {
+        if let Some(further) = self.hashes.get(self.done + N) {
+            self.places[self.done % N] = arena.approach_one(*further);
+        }
+        let near = self.done + Self::NEAR;
+        if near < self.hashes.len() {
+            self.guesses[near % N] = arena.guess(self.places[near % N]);
+        }
+        self.done += 1;
+    }
+}
