@@ -7,6 +7,7 @@
 pub mod codec;
 mod command;
 mod digest;
+mod hint;
 mod ids;
 mod op;
 pub mod oracle;
@@ -18,6 +19,7 @@ mod state;
 
 pub use command::{BatchOutcome, Command, RegisterOutcome, Reply};
 pub use digest::{HolderDigest, mix, mix_sum};
+pub use hint::prefetch;
 pub use ids::{HolderId, Incarnation, LogIndex, Seq, SourceId, WorkerId};
 pub use op::{Batch, Confidence, DegradedReason, Op};
 pub use overlap::{Overlap, Query, WorkerOverlap};

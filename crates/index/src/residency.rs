@@ -12,7 +12,6 @@ mod ahead;
 mod arena;
 mod bits;
 mod change;
-mod hint;
 mod holes;
 mod huge;
 mod lanes;

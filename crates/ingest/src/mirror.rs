@@ -5,7 +5,6 @@ pub(crate) mod arena;
 mod drain;
 mod groups;
 mod names;
-mod near;
 pub(crate) mod node;
 mod place;
 mod plain;
@@ -156,7 +155,7 @@ impl Mirror {
         for event in events.iter().take(EVENTS_AHEAD) {
             let hashes = match event {
                 EngineEvent::Stored(stored) => {
-                    stored.tokens.first().into_iter().for_each(near::ask_for);
+                    stored.tokens.first().into_iter().for_each(cairn_index::prefetch);
                     if let Some(parent) = stored.parent {
                         self.arena.approach_one(parent);
                     }

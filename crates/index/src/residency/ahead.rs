@@ -4,9 +4,9 @@ use cairn_blocks::{BlockKey, Depth};
 
 use super::Residency;
 use super::arena::CHUNK_KEYS;
-use super::hint::prefetch;
 use super::run::RunId;
 use crate::HolderId;
+use crate::hint::prefetch;
 
 /// Changes whose blocks are read ahead together: what they read stays near until it is used.
 pub const READ_AHEAD: usize = 32;

@@ -1,6 +1,6 @@
 //! A growing row of bits that knows how many stretches of set ones it has.
 
-use super::hint::prefetch;
+use crate::hint::prefetch;
 
 /// Bits by offset; those beyond the words are clear.
 #[derive(Clone, Debug, Default)]

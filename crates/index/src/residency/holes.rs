@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::bits::Bits;
-use super::hint::prefetch;
 use super::run::RunId;
 use crate::HolderId;
+use crate::hint::prefetch;
 
 /// Holes by run and holder; looked up, never iterated in an order that matters.
 pub(super) type HolesMap = HashMap<(RunId, HolderId), Holes, BuildHasherDefault<IdHasher>>;

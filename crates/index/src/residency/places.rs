@@ -2,9 +2,9 @@
 
 use cairn_blocks::BlockKey;
 
-use super::hint::prefetch;
 use super::huge::advise;
 use super::run::RunId;
+use crate::hint::prefetch;
 
 /// Entries that fit in a line.
 const ENTRIES: usize = 15;

@@ -4,7 +4,6 @@ use cairn_blocks::BlockKey;
 use cairn_index::mix;
 
 use super::ahead::Ahead;
-use super::near;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
 use super::slots::{EARLY, Entry, Place, SlotTable, Vacancy};
 use super::tape::Going;
@@ -118,7 +117,7 @@ impl Arena {
         let node = self.get(slot);
         self.ask_for(&[node.hash()]);
         if let Some(above) = self.node(node.parent()) {
-            near::ask_for(above);
+            cairn_index::prefetch(above);
         }
     }
 
@@ -127,7 +126,7 @@ impl Arena {
     pub(super) fn guess(&self, place: Place) -> Entry {
         let entry = self.by_hash.guess(place);
         if let Some(node) = self.node(entry.slot) {
-            near::ask_for(node);
+            cairn_index::prefetch(node);
         }
         entry
     }

@@ -8,7 +8,6 @@ use cairn_blocks::{Depth, Token, next_key};
 use super::Mirror;
 use super::ahead::Ahead;
 use super::arena::AHEAD;
-use super::near;
 use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Entry;
 use super::tape::{Going, Run};
@@ -105,7 +104,7 @@ impl Mirror {
                 tokens
                     .get((done + near) * size_of_block)
                     .into_iter()
-                    .for_each(near::ask_for);
+                    .for_each(cairn_index::prefetch);
             }
             let Err(vacancy) = self.arena.look_at(place, *hash) else {
                 break;

@@ -3,7 +3,6 @@
 mod bucket;
 mod wide;
 
-use super::near;
 use super::node::Slot;
 use crate::EngineHash;
 use crate::fixed_hash::scatter;
@@ -118,7 +117,7 @@ impl SlotTable {
     #[inline]
     pub(crate) fn ask_for(&self, place: Place) {
         if let Some(line) = self.buckets.get(place.bucket() as usize) {
-            near::ask_for(line);
+            cairn_index::prefetch(line);
         }
     }
 
@@ -129,7 +128,7 @@ impl SlotTable {
             && line.passed(place.group()) > 0
             && let Some(next) = self.buckets.get(self.after(place.bucket()) as usize)
         {
-            near::ask_for(next);
+            cairn_index::prefetch(next);
         }
     }
 

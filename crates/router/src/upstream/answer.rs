@@ -23,6 +23,9 @@ pub(crate) enum AnswerCut {
     Over,
 }
 
+/// What a body brings next; `None` at its end.
+type Part = Option<Result<Frame<Bytes>, hyper::Error>>;
+
 /// The body of an answer; dropping it before its end closes the connection, which cancels the request.
 pub(crate) struct Answer {
     body: Incoming,
@@ -45,11 +48,7 @@ struct Way {
 impl Way {
     /// Looks at the connection until it has brought a part of `body`, or nothing happens to it any more. Says too whether
     /// it is over.
-    fn bring(
-        &mut self,
-        body: &mut Incoming,
-        cx: &Context<'_>,
-    ) -> (Poll<Option<Result<Frame<Bytes>, hyper::Error>>>, bool) {
+    fn bring(&mut self, body: &mut Incoming, cx: &Context<'_>) -> (Poll<Part>, bool) {
         if self.bell.is_waiting(cx) {
             return (Poll::Pending, false);
         }

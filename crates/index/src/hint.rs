@@ -9,7 +9,7 @@
 
 /// Asks for the line that a value begins in.
 #[inline(always)]
-pub(super) fn prefetch<T>(value: &T) {
+pub fn prefetch<T>(value: &T) {
     let place = std::ptr::from_ref(value);
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a hint whose effect the program can't see; the address is that of a borrowed value.
