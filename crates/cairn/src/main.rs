@@ -14,14 +14,6 @@ use clap::{Parser, Subcommand};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// What the allocator reads when it starts: memory in huge pages, where the system gives them to those who ask. An index
-/// and a router's view are read at random places, and a fork for a snapshot copies one entry where it would copy 512.
-/// `_RJEM_MALLOC_CONF=thp:default` in the environment takes it back.
-#[used]
-#[expect(unsafe_code, reason = "the allocator finds this by the name of the symbol")]
-#[unsafe(export_name = "_rjem_malloc_conf")]
-static MALLOC_CONF: &[u8; 11] = b"thp:always\0";
-
 /// KV-cache-aware control plane for LLM inference.
 #[derive(Parser)]
 #[command(name = "cairn", version, about, arg_required_else_help = true)]
