@@ -19,10 +19,10 @@ thread_local! {
 /// Lanes that a configuration may ask for, at most.
 pub(crate) const LANES_MAX: usize = 256;
 
-/// Time between two beats: less than any timeout of a connection.
+/// Time between two beats: less than a client has for a request's head.
 const BEAT: Duration = Duration::from_secs(2);
 
-/// Keeps a timer that is due before those of connections. Whoever arms a timer that is due before all others wakes the
+/// Keeps a timer that is due before those of requests' heads. Whoever arms a timer that is due before all others wakes the
 /// runtime's thread by a system call, even from that thread itself: each request's head would cost one.
 async fn beat() {
     let mut beats = tokio::time::interval(BEAT);
