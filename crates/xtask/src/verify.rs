@@ -101,6 +101,11 @@ pub fn soak(root: &Path) -> anyhow::Result<()> {
         "index against its oracle, 20 M operations",
         test("residency", "a_million").env("CAIRN_FUZZ_WORLDS", "10000"),
     )?;
+    let peers = ["run", "--release", "--manifest-path", "tests/peers/Cargo.toml", "--", "--only"];
+    steps.run(
+        "index with a hundred million memberships",
+        cargo(root, &peers).args(["huge", "--strict"]),
+    )?;
     steps.run(
         "faults under load, full length",
         test("faults", "").env("CAIRN_SOAK", "1"),

@@ -3,7 +3,8 @@
 //! `cargo run --release --manifest-path tests/peers/Cargo.toml -- --quick|--full [--json FILE] [--data DIR] [--only TEXT]`.
 //! Traces come from the folder that `--data` or `CAIRN_DATA` names; what can't be run without it is said. `--only` keeps
 //! the workloads whose label contains a text, `--index` the indexes whose name does. `--only scale`, `--only churn` and
-//! `--only huge` take Cairn alone: a thousand workers, memory over many turnovers, a hundred million memberships.
+//! `--only huge` take Cairn alone: a thousand workers, memory over many turnovers, a hundred million memberships. With
+//! `--strict` a missed mark is an error.
 
 mod allocator;
 mod baselines;
@@ -118,6 +119,7 @@ struct Options {
     data: Option<PathBuf>,
     only: String,
     index: String,
+    strict: bool,
 }
 
 fn options() -> anyhow::Result<Options> {
@@ -127,6 +129,7 @@ fn options() -> anyhow::Result<Options> {
         data: std::env::var_os("CAIRN_DATA").map(PathBuf::from),
         only: String::new(),
         index: String::new(),
+        strict: false,
     };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -138,7 +141,10 @@ fn options() -> anyhow::Result<Options> {
             "--data" => options.data = Some(value()?.into()),
             "--only" => options.only = value()?,
             "--index" => options.index = value()?,
-            _ => bail!("unknown option {arg}: --quick | --full, --json FILE, --data DIR, --only TEXT, --index TEXT"),
+            "--strict" => options.strict = true,
+            _ => bail!(
+                "unknown option {arg}: --quick | --full, --json FILE, --data DIR, --only TEXT, --index TEXT, --strict"
+            ),
         }
     }
     Ok(options)
@@ -200,7 +206,8 @@ fn main() -> anyhow::Result<()> {
         Value::Null
     };
     println!("cairn alone, a hundred million memberships: {huge}");
-    let marks = marks::judge(&measured);
+    let mut marks = marks::judge(&measured);
+    marks.extend(marks::judge_alone(&scale, &churned, &huge));
     println!();
     marks.iter().for_each(|mark| println!("{}", mark.line()));
     let least = calibrations.iter().copied().min().unwrap_or(1).max(1);
@@ -235,6 +242,10 @@ fn main() -> anyhow::Result<()> {
             "marks": marks.iter().map(marks::Mark::to_json).collect::<Vec<_>>(),
         });
         std::fs::write(path, format!("{report:#}\n")).with_context(|| format!("writing {}", path.display()))?;
+    }
+    let missed = marks.iter().filter(|mark| !mark.holds()).count();
+    if options.strict && missed > 0 {
+        bail!("{missed} of {} marks were missed", marks.len());
     }
     Ok(())
 }

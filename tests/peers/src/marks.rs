@@ -10,13 +10,15 @@ pub struct Mark {
     what: String,
     reached: f64,
     wanted: f64,
-    /// The ratio must be at least `wanted`, rather than at most.
+    unit: &'static str,
+    /// The figure must be at least `wanted`, rather than at most.
     at_least: bool,
     against: String,
 }
 
 impl Mark {
-    fn holds(&self) -> bool {
+    /// Whether the mark was reached.
+    pub fn holds(&self) -> bool {
         if self.at_least {
             self.reached >= self.wanted
         } else {
@@ -31,16 +33,20 @@ impl Mark {
             if self.at_least { ">=" } else { "<=" },
         );
         format!(
-            "{verdict:7} {}: {:.2} x (mark {relation} {} x), against {}",
-            self.what, self.reached, self.wanted, self.against
+            "{verdict:7} {}: {:.2} {unit} (mark {relation} {} {unit}), against {}",
+            self.what,
+            self.reached,
+            self.wanted,
+            self.against,
+            unit = self.unit
         )
     }
 
     /// For the JSON report.
     pub fn to_json(&self) -> Value {
         json!({
-            "what": self.what, "ratio": self.reached, "mark": self.wanted, "at_least": self.at_least,
-            "against": self.against, "holds": self.holds(),
+            "what": self.what, "reached": self.reached, "mark": self.wanted, "unit": self.unit,
+            "at_least": self.at_least, "against": self.against, "holds": self.holds(),
         })
     }
 }
@@ -100,12 +106,49 @@ pub fn judge(measured: &[(Workload, Vec<Row>)]) -> Vec<Mark> {
                 what: format!("{name}: {} wrong answers", row.index),
                 reached: wrong,
                 wanted: 0.0,
+                unit: "wrong",
                 at_least: false,
                 against: "the oracle".into(),
             }));
         }
     }
     marks
+}
+
+/// The marks of what Cairn does alone; a part that wasn't measured has none.
+pub fn judge_alone(scale: &Value, churn: &Value, huge: &Value) -> Vec<Mark> {
+    let us = |ns: &Value| Some(ns.as_f64()? / 1e3);
+    let long = us(&scale["match_128k_p50_ns"]);
+    let miss = us(&scale["miss"]["index_ns"]);
+    let [beside, lone] = ["reads_per_s_beside_writer", "reads_per_s_alone"].map(|reads| scale[reads].as_f64());
+    let reads = beside.zip(lone).map(|(beside, lone)| beside / lone);
+    let (rss, gib) = (churn["rss_ratio"].as_f64(), huge["gib_steady"].as_f64());
+    let figures = [
+        (
+            "128,000 tokens over 1,000 workers, match p50",
+            long,
+            5.0,
+            "us",
+            false,
+            "the clock",
+        ),
+        ("a miss", miss, 0.15, "us", false, "the clock"),
+        ("reads beside a writer", reads, 0.8, "x", true, "the same readers alone"),
+        ("memory after churn", rss, 1.3, "x", false, "its own at first"),
+        ("100 million memberships", gib, 1.2, "GiB", false, "the kernel's count"),
+    ];
+    let mark =
+        |(what, reached, wanted, unit, at_least, against): (&str, Option<f64>, f64, &'static str, bool, &str)| {
+            Some(Mark {
+                what: what.to_owned(),
+                reached: reached?,
+                wanted,
+                unit,
+                at_least,
+                against: against.to_owned(),
+            })
+        };
+    figures.into_iter().filter_map(mark).collect()
 }
 
 fn plain(name: &str, rows: &[Row], limits: &Limits, marks: &mut Vec<Mark>) {
@@ -133,6 +176,7 @@ fn speed_up(name: &str, rows: &[Row], ours: &str, wanted: f64, exact: bool) -> O
         what: format!("{name}: {ours} ingest speed"),
         reached: best / find(rows, ours)?.figure(figure)?,
         wanted,
+        unit: "x",
         at_least: true,
         against: format!("{whose}{}", if exact { ", the best exact one" } else { "" }),
     })
@@ -144,6 +188,7 @@ fn share(name: &str, rows: &[Row], ours: &str, figure: &str, wanted: f64) -> Opt
         what: format!("{name}: {ours} {figure}"),
         reached: find(rows, ours)?.figure(figure)? / best,
         wanted,
+        unit: "x",
         at_least: false,
         against: whose.into(),
     })
@@ -158,6 +203,7 @@ fn cost_of_holes(name: &str, rows: &[Row], measured: &[(Workload, Vec<Row>)]) ->
         what: format!("{name}: cairn ingest with holes"),
         reached: find(rows, "cairn")?.figure(figure)? / find(whole, "cairn")?.figure(figure)?,
         wanted: 1.5,
+        unit: "x",
         at_least: false,
         against: "its own without".into(),
     })
