@@ -1,6 +1,7 @@
 //! The functions that a request walks through lie side by side in the program (`order.ld`, ADR 10).
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 

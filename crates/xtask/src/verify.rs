@@ -101,10 +101,10 @@ pub fn soak(root: &Path) -> anyhow::Result<()> {
         "index against its oracle, 20 M operations",
         test("residency", "a_million").env("CAIRN_FUZZ_WORLDS", "10000"),
     )?;
-    let peers = ["run", "--release", "--manifest-path", "tests/peers/Cargo.toml", "--", "--only"];
     steps.run(
         "index with a hundred million memberships",
-        cargo(root, &peers).args(["huge", "--strict"]),
+        cargo(root, &["run", "--release", "--manifest-path", "tests/peers/Cargo.toml"])
+            .args(["--", "--only", "huge", "--strict"]),
     )?;
     steps.run(
         "faults under load, full length",

@@ -146,13 +146,16 @@ fn rooms_know_only_the_rooms_below_them() {
 fn openraft_and_sled_stay_in_their_room() {
     let rooms = rooms();
     let known_by = |library: &str| -> Vec<&str> {
-        let knows = rooms.iter().filter(|(_, known)| known.iter().any(|name| name == library));
+        let knows = rooms
+            .iter()
+            .filter(|(_, known)| known.iter().any(|name| name == library));
         knows.map(|(room, _)| room.as_str()).collect()
     };
     assert_eq!(known_by("sled"), ["cairn-raft-store"]);
     let raft = known_by("openraft");
     assert!(
-        raft.iter().all(|p| ["cairn-raft-store", "cairn-index-node"].contains(p)),
+        raft.iter()
+            .all(|p| ["cairn-raft-store", "cairn-index-node"].contains(p)),
         "{raft:?}"
     );
 }
@@ -172,7 +175,9 @@ fn tests_and_program_share_one_build_of_every_library() {
             "--format",
             "{p} {f}",
         ]);
-        tree.lines().map(|line| line.trim_end_matches(" (*)").to_owned()).collect()
+        tree.lines()
+            .map(|line| line.trim_end_matches(" (*)").to_owned())
+            .collect()
     };
     let program = built("normal,build");
     let tests = built("normal,build,dev");
