@@ -432,25 +432,13 @@ impl Scan<'_> {
 
 /// How many leading bytes of a string's inside are neither a quote, a backslash nor a control character.
 fn plain_prefix(text: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = 0x8080_8080_8080_8080;
-    let zero = |v: u64| v.wrapping_sub(ONES) & !v & HIGH;
-    let mut at = 0;
-    for chunk in text.chunks_exact(8) {
-        let word = u64::from_le_bytes(chunk.try_into().unwrap_or([0; 8]));
-        let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
-        let stop = zero(word ^ (ONES * 0x22)) | zero(word ^ (ONES * 0x5c)) | control;
-        if stop != 0 {
-            // Borrows can mark bytes after the first true hit, never before it.
-            return at + (stop.trailing_zeros() / 8) as usize;
-        }
-        at += 8;
-    }
+    // No branch within a chunk: vector instructions compare its bytes at once.
+    let special = |b: u8| (b == b'"') | (b == b'\\') | (b < 0x20);
+    let plain = |chunk: &&[u8; 32]| !chunk.iter().fold(false, |found, &b| found | special(b));
+    let (chunks, _) = text.as_chunks::<32>();
+    let at = 32 * chunks.iter().take_while(plain).count();
     let rest = &text[at..];
-    at + rest
-        .iter()
-        .position(|&b| b == b'"' || b == b'\\' || b < 0x20)
-        .unwrap_or(rest.len())
+    at + rest.iter().position(|&b| special(b)).unwrap_or(rest.len())
 }
 
 #[cfg(test)]
@@ -530,11 +518,16 @@ mod tests {
 
     #[test]
     fn plain_prefix_stops_at_the_first_special_byte() {
-        for len in 0..40 {
+        for len in 0..140 {
             for (i, special) in [b'"', b'\\', 0x1f, 0].into_iter().enumerate() {
-                let mut text = vec![0xe2 + i as u8; len];
-                text.extend([special, b'"', b'a', b'"', 0, 0, 0, 0, 0, 0, 0]);
-                assert_eq!(plain_prefix(&text), len);
+                for plain in [0xe2 + i as u8, 0x20, b'!', b'#', b'[', b']', 0x7f] {
+                    let mut text = vec![plain; len];
+                    assert_eq!(plain_prefix(&text), len);
+                    text.push(special);
+                    assert_eq!(plain_prefix(&text), len);
+                    text.extend([b'"', b'a', b'"'].into_iter().chain([0; 40]));
+                    assert_eq!(plain_prefix(&text), len);
+                }
             }
         }
     }
