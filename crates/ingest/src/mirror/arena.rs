@@ -5,7 +5,7 @@ use cairn_index::mix;
 
 use super::ahead::Ahead;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
-use super::slots::{EARLY, Entry, Guess, Place, SlotTable, Vacancy};
+use super::slots::{EARLY, Entry, Guess, Place, SlotTable};
 use super::tape::Going;
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
@@ -158,7 +158,7 @@ impl Arena {
     /// Some node with this hash.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
-        self.look(hash).ok().map(|entry| entry.slot)
+        self.look(hash).map(|entry| entry.slot)
     }
 
     /// All nodes with this hash.
@@ -183,10 +183,10 @@ impl Arena {
         slot
     }
 
-    /// Some node with this hash, or where one may be added.
+    /// The entry of some node with this hash.
     #[inline]
-    pub(crate) fn look(&self, hash: EngineHash) -> Result<Entry, Vacancy> {
-        self.by_hash.look(hash, |s| self.get(s).hash() == hash)
+    fn look(&self, hash: EngineHash) -> Option<Entry> {
+        self.by_hash.find(hash, |s| self.get(s).hash() == hash)
     }
 
     /// Adds a block whose hash goes to this place, after [`Arena::make_room`], unless its hash is known: a link of a chain,

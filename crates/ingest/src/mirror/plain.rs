@@ -9,7 +9,7 @@ use super::Mirror;
 use super::ahead::Ahead;
 use super::arena::AHEAD;
 use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
-use super::slots::{Entry, Guess};
+use super::slots::Guess;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
 
@@ -70,7 +70,7 @@ impl Mirror {
         let size = self.config.block_size.tokens();
         let start = *self.arena.get(out.above);
         // No keys are made for what is known.
-        if hashes.len() > 1 && self.arena.look(hashes[0]).is_ok() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+        if hashes.len() > 1 && self.arena.find(hashes[0]).is_some() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
             return 0;
         }
         let (mut keys, room) = if at_once {
@@ -107,7 +107,10 @@ impl Mirror {
                     .for_each(cairn_index::prefetch);
             }
             let next = next_key(key, tokens_of_block, &[]);
-            let Some(slot) = self.arena.insert_link(place, model.node(*hash, next, above, end + size)) else {
+            let Some(slot) = self
+                .arena
+                .insert_link(place, model.node(*hash, next, above, end + size))
+            else {
                 break;
             };
             (above, key, end) = (slot, next, end + size);
@@ -160,7 +163,7 @@ impl Mirror {
     /// Stores the next block where it is known at this place already. Returns whether it does.
     #[inline(never)]
     fn store_known(&mut self, out: &mut Plain, hash: EngineHash, tokens: &[Token], tier: usize, at_once: bool) -> bool {
-        let Ok(Entry { slot, .. }) = self.arena.look(hash) else {
+        let Some(slot) = self.arena.find(hash) else {
             return false;
         };
         let above = *self.arena.get(out.above);
@@ -255,7 +258,11 @@ impl Mirror {
     fn remove_known(&mut self, hash: EngineHash, guess: Guess, tier: usize, at_once: bool) -> bool {
         // It may have gone with a block before.
         let known = self.arena.live(guess.slot()).is_some_and(|n| n.hash() == hash);
-        let slot = if known { Some(guess.slot()) } else { self.arena.find(hash) };
+        let slot = if known {
+            Some(guess.slot())
+        } else {
+            self.arena.find(hash)
+        };
         let Some(slot) = slot else { return false };
         let node = self.arena.get_mut(slot);
         if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) || at_once && !node.has(SENT << tier) {

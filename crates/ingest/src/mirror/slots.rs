@@ -27,7 +27,7 @@ pub(crate) struct SlotTable {
 
 /// Where there is room for a hash that isn't in the table.
 #[derive(Clone, Copy)]
-pub(crate) struct Vacancy {
+struct Vacancy {
     bucket: u32,
     at: u32,
 }
@@ -183,20 +183,14 @@ impl SlotTable {
     /// The first entry with this hash whose slot `accept` takes.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Option<Entry> {
-        self.look(hash, accept).ok()
-    }
-
-    /// The first entry with this hash whose slot `accept` takes, or where one may be added.
-    #[inline]
-    pub(crate) fn look(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
         let place = self.place(hash);
-        if self.is_surely_new(place) && let Some(at) = self.buckets[place.bucket() as usize].vacancy() {
-            return Err(Vacancy { bucket: place.bucket(), at: at as u32});
+        if self.is_surely_new(place) {
+            return None;
         }
-        self.look_through(place, accept)
+        self.look_through(place, accept).ok()
     }
 
-    /// Like [`SlotTable::look`], for a hash that may be there, or whose line others passed by.
+    /// The first entry of this place whose slot `accept` takes, or where one may be added.
     #[inline(never)]
     fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
         let mut vacancy = Vacancy { bucket: NOWHERE, at: 0 };
@@ -378,9 +372,10 @@ mod tests {
                 let (hash, slot) = (EngineHash(hash(n)), hashes.len() as Slot);
                 hashes.push(hash);
                 table.make_room((n % 40) as usize, |s| hashes[s as usize]);
-                match table.look(hash, |_| false) {
-                    Err(_) if n % 40 > 20 => assert!(table.add_new(table.place(hash), slot, |_| false)),
-                    Ok(_) | Err(_) => table.insert(hash, slot, |s| hashes[s as usize]),
+                if n % 40 > 20 {
+                    assert!(table.add_new(table.place(hash), slot, |_| false));
+                } else {
+                    table.insert(hash, slot, |s| hashes[s as usize]);
                 }
                 map.insert(slot, hash);
             } else {
