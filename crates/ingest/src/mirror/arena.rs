@@ -341,8 +341,8 @@ impl Arena {
     }
 
     /// Takes out the next blocks of which each is the parent of the one before: the first where it is just a `leaf`, and
-    /// others where they were guessed rightly and are just `links`. The parent of the last must be told, by
-    /// [`Arena::orphan`]. Returns what their keys add to a digest.
+    /// others where they are just `links`. The parent of the last must be told, by [`Arena::orphan`]. Returns what their
+    /// keys add to a digest.
     #[inline]
     pub(super) fn take_chain<const N: usize>(
         &mut self,
