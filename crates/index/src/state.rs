@@ -262,9 +262,8 @@ impl IndexState {
         let mut full = false;
         for (position, op) in (0u32..).zip(&batch.ops) {
             let at = position as usize;
-            if at.is_multiple_of(READ_AHEAD) && self.residency.reads_ahead() {
-                let next = batch.ops[at..].iter().take(READ_AHEAD);
-                self.residency.read_ahead(next.filter_map(Op::block));
+            if at.is_multiple_of(READ_AHEAD) {
+                self.residency.approach(&batch.ops[at..]);
             }
             match op {
                 Op::Store {

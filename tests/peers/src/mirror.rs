@@ -46,9 +46,8 @@ impl Mirrored {
             let (incarnation, seq) = (batch.incarnation, batch.seq);
             for (at, op) in batch.ops.iter().enumerate() {
                 // As the replicated state does.
-                if at % READ_AHEAD == 0 && self.residency.reads_ahead() {
-                    let next = batch.ops[at..].iter().take(READ_AHEAD);
-                    self.residency.read_ahead(next.filter_map(Op::block));
+                if at % READ_AHEAD == 0 {
+                    self.residency.approach(&batch.ops[at..]);
                 }
                 apply(&mut self.residency, op);
             }

@@ -5,8 +5,8 @@ use cairn_blocks::{BlockKey, Depth};
 use super::Residency;
 use super::arena::CHUNK_KEYS;
 use super::run::RunId;
-use crate::HolderId;
 use crate::hint::prefetch;
+use crate::{HolderId, Op};
 
 /// Changes whose blocks are read ahead together: what they read stays near until it is used.
 pub const READ_AHEAD: usize = 32;
@@ -33,6 +33,33 @@ impl Default for Ahead {
 }
 
 impl Residency {
+    /// Asks for what the first [`READ_AHEAD`] of these changes will look at. Changes nothing.
+    pub fn approach(&self, ops: &[Op]) {
+        let next = &ops[..ops.len().min(READ_AHEAD)];
+        for op in next {
+            match op {
+                Op::Store { holder, keys, .. } => self.ask_for(*holder, keys.first().copied()),
+                Op::Remove { holder, .. } => self.ask_for(*holder, None),
+                Op::Clear { .. } | Op::Confidence(_) => {}
+            }
+        }
+        if self.reads_ahead() {
+            self.read_ahead(next.iter().filter_map(Op::block));
+        }
+    }
+
+    /// Asks for what a change looks at first: the runs that its holder was last changed in, and what tells whether a run
+    /// begins with the first key of a store.
+    #[inline]
+    fn ask_for(&self, holder: HolderId, first: Option<BlockKey>) {
+        if let Some(key) = first {
+            self.runs.prefetch_head(key);
+        }
+        if let Some(state) = self.state(holder) {
+            state.last.iter().for_each(|run| self.runs.prefetch_run(*run));
+        }
+    }
+
     /// Whether [`Residency::read_ahead`] does anything now.
     #[inline]
     #[must_use]

@@ -10,8 +10,12 @@ use std::ptr::NonNull;
 use cairn_blocks::BlockKey;
 use memmap2::{MmapMut, MmapOptions};
 
+use crate::hint::prefetch;
+
 /// Keys in one chunk: two cache lines, so that a run wastes less than that at its end.
 pub(super) const CHUNK_KEYS: usize = 16;
+/// Keys in a cache line.
+const LINE_KEYS: usize = 8;
 /// Chunks in a full segment: 2 MiB of keys, one huge page on x86-64 and on arm64 with 4 KiB pages.
 const SEGMENT_CHUNKS: usize = (2 << 20) / (CHUNK_KEYS * 8);
 /// Keys in a full segment.
@@ -114,6 +118,14 @@ impl Arena {
         // SAFETY: the segment has SEGMENT_KEYS initialised keys from `base` on, `within` is below SEGMENT_CHUNKS, and
         // the mapping lives as long as the arena.
         unsafe { std::slice::from_raw_parts(base.as_ptr().add(start), CHUNK_KEYS) }
+    }
+
+    /// Asks for a chunk.
+    #[inline]
+    pub(super) fn prefetch(&self, chunk: ChunkId) {
+        for line in self.chunk(chunk).chunks(LINE_KEYS) {
+            prefetch(&line[0]);
+        }
     }
 
     /// The keys of a chunk, to be written.

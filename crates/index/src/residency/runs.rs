@@ -2,11 +2,12 @@
 
 use cairn_blocks::BlockKey;
 
-use super::arena::{Arena, CHUNK_KEYS};
+use super::arena::{Arena, CHUNK_KEYS, ChunkId};
 use super::middle::{Middle, STEP_KEYS};
 use super::run::{Run, RunId};
 use super::shares::Shares;
 use super::table::KeyTable;
+use crate::hint::prefetch;
 use crate::{mix, mix_sum};
 
 /// A place in the forest: just after the first `offset` keys of a run.
@@ -34,6 +35,8 @@ pub(super) enum Below {
     Nothing,
 }
 
+/// Chunks that are asked for before they are summed up.
+const CHUNKS_AHEAD: usize = 8;
 /// Points compared at once when a run is searched; their cache misses overlap.
 const PROBES: usize = 7;
 
@@ -132,6 +135,21 @@ impl Runs {
         })
     }
 
+    /// Asks for what tells whether a run begins with that key.
+    #[inline]
+    pub(super) fn prefetch_head(&self, key: BlockKey) {
+        self.heads.prefetch(key);
+    }
+
+    /// Asks for a run, where there is one.
+    #[inline]
+    pub(super) fn prefetch_run(&self, run: RunId) {
+        if let Some(run) = self.runs.get(run.0 as usize) {
+            prefetch(&run.head);
+            prefetch(&run.shares);
+        }
+    }
+
     /// What is under `key` at `at`, or below `root` where `at` is none.
     pub(super) fn below(&self, at: Option<Spot>, root: BlockKey, key: BlockKey) -> Below {
         let Some(found) = self.heads.find(key, |run| self.get(run).head == key) else {
@@ -207,8 +225,16 @@ impl Runs {
         if end - start == 1 {
             return mix(self.key(run, start));
         }
+        let chunks = start as usize / CHUNK_KEYS..(end as usize).div_ceil(CHUNK_KEYS);
+        let chunks = run.chunks.get(chunks).unwrap_or_default();
+        let ask_for = |chunk: &ChunkId| self.arena.prefetch(*chunk);
+        chunks.iter().take(CHUNKS_AHEAD).for_each(ask_for);
+        let mut further = chunks.iter().skip(CHUNKS_AHEAD);
         let mut sum = 0u64;
-        self.each_stretch(run, start, end, |keys| sum = sum.wrapping_add(mix_sum(keys)));
+        self.each_stretch(run, start, end, |keys| {
+            further.next().into_iter().for_each(ask_for);
+            sum = sum.wrapping_add(mix_sum(keys));
+        });
         sum
     }
 

@@ -4,6 +4,7 @@ use cairn_blocks::BlockKey;
 
 use super::huge::advise;
 use super::run::RunId;
+use crate::hint::prefetch;
 
 /// Slots that a table begins with.
 const FIRST_SLOTS: usize = 8;
@@ -23,6 +24,14 @@ pub(super) struct KeyTable {
 impl KeyTable {
     pub(super) fn bytes(&self) -> usize {
         self.slots.capacity() * 8
+    }
+
+    /// Asks for the slot that a key belongs in.
+    #[inline]
+    pub(super) fn prefetch(&self, key: BlockKey) {
+        if let Some(slot) = self.slots.get(self.home(tag(key)) & self.slots.len().wrapping_sub(1)) {
+            prefetch(slot);
+        }
     }
 
     /// The first run under that key which `is` says yes to.

@@ -1,7 +1,7 @@
 //! Blocks of a list of hashes, looked for some time before their turn.
 
 use super::arena::Arena;
-use super::slots::{Entry, Place};
+use super::slots::{Guess, Place};
 use crate::EngineHash;
 
 /// A list of hashes of which the next ones are looked for: their lines of the table are asked for `N` blocks ahead, and
@@ -11,7 +11,7 @@ pub(super) struct Ahead<'a, const N: usize> {
     done: usize,
     /// Each where its number is a multiple of `N` and what is left; so are the guesses.
     places: [Place; N],
-    guesses: [Entry; N],
+    guesses: [Guess; N],
 }
 
 impl<'a, const N: usize> Ahead<'a, N> {
@@ -20,7 +20,7 @@ impl<'a, const N: usize> Ahead<'a, N> {
     #[inline]
     pub(super) fn new(arena: &Arena, hashes: &'a [EngineHash]) -> Self {
         let places = arena.approach(hashes);
-        let mut guesses = [Entry::NONE; N];
+        let mut guesses = [Guess::NONE; N];
         for (guess, place) in guesses.iter_mut().zip(&places).take(Self::NEAR.min(hashes.len())) {
             *guess = arena.guess(*place);
         }
@@ -46,8 +46,14 @@ impl<'a, const N: usize> Ahead<'a, N> {
 
     /// What [`Arena::guess`] found of it.
     #[inline]
-    pub(super) fn guess(&self) -> Entry {
+    pub(super) fn guess(&self) -> Guess {
         self.guesses[self.done % N]
+    }
+
+    /// Where it is found.
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        self.places[self.done % N]
     }
 
     /// The next one is done.

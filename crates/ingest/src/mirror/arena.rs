@@ -5,7 +5,7 @@ use cairn_index::mix;
 
 use super::ahead::Ahead;
 use super::node::{COUNT_MAX, FREE, Link, NONE, Node, ROOT, SIDE, Side, Slot, TWIN};
-use super::slots::{EARLY, Entry, Place, SlotTable, Vacancy};
+use super::slots::{EARLY, Entry, Guess, Place, SlotTable};
 use super::tape::Going;
 use crate::EngineHash;
 use crate::fixed_hash::FixedMap;
@@ -123,12 +123,12 @@ impl Arena {
 
     /// What looks like the block of a place, whose node is asked for: it may be another one, or none where there is one.
     #[inline]
-    pub(super) fn guess(&self, place: Place) -> Entry {
-        let entry = self.by_hash.guess(place);
-        if let Some(node) = self.node(entry.slot) {
+    pub(super) fn guess(&self, place: Place) -> Guess {
+        let guess = self.by_hash.guess(place);
+        if let Some(node) = self.node(guess.slot()) {
             cairn_index::prefetch(node);
         }
-        entry
+        guess
     }
 
     /// Asks for the node of a block that is there, whose line was asked for.
@@ -137,18 +137,20 @@ impl Arena {
         self.guess(self.by_hash.place(hash));
     }
 
-    /// Asks for what [`Arena::look_at`] will need beyond a hash's own line.
+    /// Asks for what [`Arena::insert_link`] will need beyond a hash's own line.
     #[inline]
     pub(super) fn look_ahead(&self, place: Place) {
-        self.guess(place);
-        self.by_hash.ask_further(place);
+        if !self.by_hash.is_surely_new(place) {
+            self.guess(place);
+            self.by_hash.ask_further(place);
+        }
     }
 
-    /// What was guessed where it is right, else what is found.
+    /// What was guessed of a place where it is right, else what is found.
     #[inline]
-    pub(super) fn settle(&self, guess: Entry, hash: EngineHash) -> Entry {
-        match self.node(guess.slot) {
-            Some(node) if node.hash() == hash => guess,
+    pub(super) fn settle(&self, (place, guess): (Place, Guess), hash: EngineHash) -> Entry {
+        match self.node(guess.slot()) {
+            Some(node) if node.hash() == hash => guess.entry(place),
             Some(_) | None => self.look(hash).unwrap_or(Entry::NONE),
         }
     }
@@ -156,7 +158,7 @@ impl Arena {
     /// Some node with this hash.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash) -> Option<Slot> {
-        self.look(hash).ok().map(|entry| entry.slot)
+        self.look(hash).map(|entry| entry.slot)
     }
 
     /// All nodes with this hash.
@@ -181,25 +183,24 @@ impl Arena {
         slot
     }
 
-    /// Some node with this hash, or where one may be added.
+    /// The entry of some node with this hash.
     #[inline]
-    pub(crate) fn look(&self, hash: EngineHash) -> Result<Entry, Vacancy> {
-        self.by_hash.look(hash, |s| self.get(s).hash() == hash)
+    fn look(&self, hash: EngineHash) -> Option<Entry> {
+        self.by_hash.find(hash, |s| self.get(s).hash() == hash)
     }
 
-    /// Like [`Arena::look`], for a hash that goes to this place.
+    /// Adds a block whose hash goes to this place, after [`Arena::make_room`], unless its hash is known: a link of a chain,
+    /// whose parent counts it already or is told by [`Arena::join_links`].
     #[inline(always)]
-    pub(super) fn look_at(&self, place: Place, hash: EngineHash) -> Result<Entry, Vacancy> {
-        self.by_hash.look_at(place, |s| self.get(s).hash() == hash)
-    }
-
-    /// Adds a block whose hash [`Arena::look_at`] just didn't find, after [`Arena::make_room`]: a link of a chain, whose
-    /// parent counts it already or is told by [`Arena::join_links`].
-    #[inline(always)]
-    pub(super) fn insert_at(&mut self, vacancy: Vacancy, place: Place, node: Node) -> Slot {
-        let slot = self.place(node);
-        self.by_hash.fill(vacancy, place, slot);
-        slot
+    pub(super) fn insert_link(&mut self, place: Place, node: Node) -> Option<Slot> {
+        let slot = self.take_slot();
+        let Self { nodes, by_hash, .. } = &mut *self;
+        if !by_hash.add_new(place, slot, |s| nodes[s as usize].hash() == node.hash()) {
+            self.free.push(slot);
+            return None;
+        }
+        nodes[slot as usize] = node;
+        Some(slot)
     }
 
     /// Makes room for so many blocks more in the table of hashes. Returns whether it had to grow: then what was known of
@@ -294,15 +295,27 @@ impl Arena {
 
     #[inline]
     fn place(&mut self, node: Node) -> Slot {
-        let Some(slot) = self.free.pop() else {
-            if self.nodes.len() == self.nodes.capacity() {
-                self.grow();
-            }
-            self.nodes.push(node);
-            return self.nodes.len() as u32 - 1;
-        };
+        let slot = self.take_slot();
         *self.get_mut(slot) = node;
         slot
+    }
+
+    /// A slot in no use.
+    #[inline]
+    fn take_slot(&mut self) -> Slot {
+        match self.free.pop() {
+            Some(slot) => slot,
+            None => self.new_slot(),
+        }
+    }
+
+    #[inline(never)]
+    fn new_slot(&mut self) -> Slot {
+        if self.nodes.len() == self.nodes.capacity() {
+            self.grow();
+        }
+        self.nodes.push(Node::new(EngineHash(0), BlockKey(0), NONE, 0, FREE));
+        self.nodes.len() as u32 - 1
     }
 
     /// Makes room for a half more, or for what is expected once a small part of that is there; beyond it, for a quarter.
@@ -328,8 +341,8 @@ impl Arena {
     }
 
     /// Takes out the next blocks of which each is the parent of the one before: the first where it is just a `leaf`, and
-    /// others where they were guessed rightly and are just `links`. The parent of the last must be told, by
-    /// [`Arena::orphan`]. Returns what their keys add to a digest.
+    /// others where they are just `links`. The parent of the last must be told, by [`Arena::orphan`]. Returns what their
+    /// keys add to a digest.
     #[inline]
     pub(super) fn take_chain<const N: usize>(
         &mut self,
@@ -338,7 +351,7 @@ impl Arena {
         going: &mut Going,
     ) -> u64 {
         let Some(hash) = next.hash() else { return 0 };
-        let first = self.settle(next.guess(), hash);
+        let first = self.settle((next.place(), next.guess()), hash);
         let Some(node) = self.nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {
             return 0;
         };
@@ -351,11 +364,8 @@ impl Arena {
         going.count = 1;
         next.advance(self);
         while let Some(hash) = next.hash() {
-            let entry = next.guess();
-            if entry.slot != going.parent {
-                break;
-            }
-            let Some(node) = self.nodes.get_mut(entry.slot as usize) else {
+            let slot = going.parent;
+            let Some(node) = self.nodes.get_mut(slot as usize) else {
                 break;
             };
             if node.hash() != hash || !node.is_only(link) {
@@ -364,8 +374,13 @@ impl Arena {
             digest = digest.wrapping_add(mix(node.key()));
             going.parent = node.parent();
             node.flags = FREE;
-            self.by_hash.take_guessed(entry);
-            self.free.push(entry.slot);
+            let guess = next.guess();
+            if guess.slot() == slot {
+                self.by_hash.take_guessed(next.place(), guess);
+            } else {
+                self.by_hash.remove(hash, slot);
+            }
+            self.free.push(slot);
             going.count += 1;
             next.advance(self);
         }

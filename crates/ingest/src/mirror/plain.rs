@@ -9,7 +9,7 @@ use super::Mirror;
 use super::ahead::Ahead;
 use super::arena::AHEAD;
 use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
-use super::slots::Entry;
+use super::slots::Guess;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
 
@@ -70,7 +70,7 @@ impl Mirror {
         let size = self.config.block_size.tokens();
         let start = *self.arena.get(out.above);
         // No keys are made for what is known.
-        if hashes.len() > 1 && self.arena.look(hashes[0]).is_ok() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+        if hashes.len() > 1 && self.arena.find(hashes[0]).is_some() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
             return 0;
         }
         let (mut keys, room) = if at_once {
@@ -82,8 +82,8 @@ impl Mirror {
         let model = Link::new(tier, if at_once { SENT } else { DIRTY });
         let (mut key, mut end, mut above) = (start.key(), start.end(), out.above);
         let mut done = 0;
-        let size_of_block = size as usize;
         let hashes = &hashes[..blocks];
+        let size_of_block = size as usize;
         // Places of the next blocks, each where its number is a multiple of `N` and what is left.
         let mut places = self.arena.approach::<N>(hashes);
         // Nearer ones are known better: what they need beside their lines, and their tokens.
@@ -106,17 +106,19 @@ impl Mirror {
                     .into_iter()
                     .for_each(cairn_index::prefetch);
             }
-            let Err(vacancy) = self.arena.look_at(place, *hash) else {
+            let next = next_key(key, tokens_of_block, &[]);
+            let Some(slot) = self
+                .arena
+                .insert_link(place, model.node(*hash, next, above, end + size))
+            else {
                 break;
             };
-            key = next_key(key, tokens_of_block, &[]);
+            (above, key, end) = (slot, next, end + size);
             keys.push(key);
-            end += size;
-            above = self.arena.insert_at(vacancy, place, model.node(*hash, key, above, end));
-            if !at_once {
-                self.dirty.push_back(above | (tier as u32) << 30);
-            }
             done += 1;
+        }
+        if !at_once {
+            self.note_links(above, done, tier);
         }
         if done > 0 {
             self.arena.join_links(out.above, above);
@@ -140,6 +142,19 @@ impl Mirror {
         done
     }
 
+    /// Puts the last blocks of a chain into the list of changes, from the uppermost on.
+    fn note_links(&mut self, last: Slot, count: usize, tier: usize) {
+        let mut next = last;
+        let upwards = (0..count).map(|_| {
+            let slot = next;
+            next = self.arena.get(slot).parent();
+            slot
+        });
+        let chain: Vec<Slot> = upwards.collect();
+        self.dirty
+            .extend(chain.into_iter().rev().map(|slot| slot | (tier as u32) << 30));
+    }
+
     fn tell_run(&mut self, run: Run) {
         self.told[run.tier].add_all(&run.keys);
         self.tape.store(run);
@@ -148,7 +163,7 @@ impl Mirror {
     /// Stores the next block where it is known at this place already. Returns whether it does.
     #[inline(never)]
     fn store_known(&mut self, out: &mut Plain, hash: EngineHash, tokens: &[Token], tier: usize, at_once: bool) -> bool {
-        let Ok(Entry { slot, .. }) = self.arena.look(hash) else {
+        let Some(slot) = self.arena.find(hash) else {
             return false;
         };
         let above = *self.arena.get(out.above);
@@ -240,11 +255,15 @@ impl Mirror {
 
     /// Gives up the one copy of a block that is sure to be meant. Returns whether there is such.
     #[inline(never)]
-    fn remove_known(&mut self, hash: EngineHash, entry: Entry, tier: usize, at_once: bool) -> bool {
+    fn remove_known(&mut self, hash: EngineHash, guess: Guess, tier: usize, at_once: bool) -> bool {
         // It may have gone with a block before.
-        let known = self.arena.live(entry.slot).is_some_and(|n| n.hash() == hash);
-        let entry = if known { Some(entry) } else { self.arena.look(hash).ok() };
-        let Some(Entry { slot, .. }) = entry else { return false };
+        let known = self.arena.live(guess.slot()).is_some_and(|n| n.hash() == hash);
+        let slot = if known {
+            Some(guess.slot())
+        } else {
+            self.arena.find(hash)
+        };
+        let Some(slot) = slot else { return false };
         let node = self.arena.get_mut(slot);
         if node.copies_low(tier) != 1 || node.has(TWIN | SUSPECT << tier) || at_once && !node.has(SENT << tier) {
             return false;

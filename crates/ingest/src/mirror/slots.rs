@@ -27,7 +27,7 @@ pub(crate) struct SlotTable {
 
 /// Where there is room for a hash that isn't in the table.
 #[derive(Clone, Copy)]
-pub(crate) struct Vacancy {
+struct Vacancy {
     bucket: u32,
     at: u32,
 }
@@ -54,6 +54,36 @@ impl Entry {
         at: 0,
         is_away: false,
     };
+}
+
+/// An entry of its hash's own line, or none: the slot in the upper three bytes, and where it lies in the line.
+#[derive(Clone, Copy)]
+pub(crate) struct Guess(u32);
+
+impl Guess {
+    /// None, with a slot that no node has.
+    pub(crate) const NONE: Self = Self(super::node::NONE << 8);
+
+    #[inline]
+    pub(crate) fn slot(self) -> Slot {
+        self.0 >> 8
+    }
+
+    #[inline]
+    fn at(self) -> usize {
+        (self.0 & 0xff) as usize
+    }
+
+    /// The same, in the line of its place.
+    #[inline]
+    pub(crate) fn entry(self, place: Place) -> Entry {
+        Entry {
+            slot: self.slot(),
+            bucket: place.bucket(),
+            at: self.at() as u16,
+            is_away: false,
+        }
+    }
 }
 
 /// Where a hash goes, what of it is kept in the entry, and where it is counted when it passes by: as long as the table
@@ -134,48 +164,33 @@ impl SlotTable {
 
     /// The first entry in a hash's own line that looks like it.
     #[inline]
-    pub(crate) fn guess(&self, place: Place) -> Entry {
+    pub(crate) fn guess(&self, place: Place) -> Guess {
         let line = self.buckets.get(place.bucket() as usize);
         match line.and_then(|line| Some((line, line.alike(place.tag()).lowest()?))) {
-            None => Entry::NONE,
-            Some((line, at)) => Entry {
-                slot: line.slot(at),
-                bucket: place.bucket(),
-                at: at as u16,
-                is_away: false,
-            },
+            None => Guess::NONE,
+            Some((line, at)) => Guess(line.slot(at) << 8 | at as u32),
         }
+    }
+
+    /// Whether a hash's own line alone shows that the hash isn't in the table.
+    #[inline]
+    pub(crate) fn is_surely_new(&self, place: Place) -> bool {
+        self.buckets
+            .get(place.bucket() as usize)
+            .is_some_and(|line| line.alike(place.tag()).is_nowhere() && line.passed(place.group()) == 0)
     }
 
     /// The first entry with this hash whose slot `accept` takes.
     #[inline]
     pub(crate) fn find(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Option<Entry> {
-        self.look(hash, accept).ok()
-    }
-
-    /// The first entry with this hash whose slot `accept` takes, or where one may be added.
-    #[inline]
-    pub(crate) fn look(&self, hash: EngineHash, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        self.look_at(self.place(hash), accept)
-    }
-
-    /// Like [`SlotTable::look`], for a hash that goes to this place.
-    #[inline(always)]
-    pub(crate) fn look_at(&self, place: Place, accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
-        if let Some(line) = self.buckets.get(place.bucket() as usize)
-            && line.alike(place.tag()).is_nowhere()
-            && line.passed(place.group()) == 0
-            && let Some(at) = line.vacancy()
-        {
-            return Err(Vacancy {
-                bucket: place.bucket(),
-                at: at as u32,
-            });
+        let place = self.place(hash);
+        if self.is_surely_new(place) {
+            return None;
         }
-        self.look_through(place, accept)
+        self.look_through(place, accept).ok()
     }
 
-    /// Like [`SlotTable::look_at`], for a hash that may be there, or whose line others passed by.
+    /// The first entry of this place whose slot `accept` takes, or where one may be added.
     #[inline(never)]
     fn look_through(&self, place: Place, mut accept: impl FnMut(Slot) -> bool) -> Result<Entry, Vacancy> {
         let mut vacancy = Vacancy { bucket: NOWHERE, at: 0 };
@@ -228,16 +243,34 @@ impl SlotTable {
         full
     }
 
-    /// Adds a slot where [`SlotTable::look_at`], called just before for the same place, found a vacancy, and
-    /// [`SlotTable::make_room`] made room before that.
+    /// Adds a slot, after [`SlotTable::make_room`], unless there is an entry of the same place whose slot `accept` takes.
+    /// Returns whether it did.
     #[inline(always)]
-    pub(crate) fn fill(&mut self, vacancy: Vacancy, place: Place, slot: Slot) {
-        let Vacancy { bucket, at } = vacancy;
-        self.len += 1;
-        if bucket != place.bucket() {
-            return self.put(place, slot);
+    pub(crate) fn add_new(&mut self, place: Place, slot: Slot, accept: impl FnMut(Slot) -> bool) -> bool {
+        if let Some(line) = self.buckets.get_mut(place.bucket() as usize)
+            && line.alike(place.tag()).is_nowhere()
+            && line.passed(place.group()) == 0
+            && let Some(at) = line.vacancy()
+        {
+            line.put(at, place.tag(), slot);
+            self.len += 1;
+            return true;
         }
-        self.buckets[bucket as usize].put(at as usize, place.tag(), slot);
+        self.add_if_new(place, slot, accept)
+    }
+
+    #[inline(never)]
+    fn add_if_new(&mut self, place: Place, slot: Slot, accept: impl FnMut(Slot) -> bool) -> bool {
+        let Err(vacancy) = self.look_through(place, accept) else {
+            return false;
+        };
+        self.len += 1;
+        if vacancy.bucket == place.bucket() {
+            self.buckets[vacancy.bucket as usize].put(vacancy.at as usize, place.tag(), slot);
+        } else {
+            self.put(place, slot);
+        }
+        true
     }
 
     #[inline(never)]
@@ -274,10 +307,10 @@ impl SlotTable {
         }
     }
 
-    /// Like [`SlotTable::take`], for an entry that [`SlotTable::guess`] gave.
+    /// Like [`SlotTable::take`], for the entry of a place that [`SlotTable::guess`] gave.
     #[inline(always)]
-    pub(crate) fn take_guessed(&mut self, entry: Entry) {
-        self.buckets[entry.bucket as usize].take(usize::from(entry.at));
+    pub(crate) fn take_guessed(&mut self, place: Place, guess: Guess) {
+        self.buckets[place.bucket() as usize].take(guess.at());
         self.len -= 1;
     }
 
@@ -339,9 +372,10 @@ mod tests {
                 let (hash, slot) = (EngineHash(hash(n)), hashes.len() as Slot);
                 hashes.push(hash);
                 table.make_room((n % 40) as usize, |s| hashes[s as usize]);
-                match table.look(hash, |_| false) {
-                    Err(vacancy) if n % 40 > 20 => table.fill(vacancy, table.place(hash), slot),
-                    Ok(_) | Err(_) => table.insert(hash, slot, |s| hashes[s as usize]),
+                if n % 40 > 20 {
+                    assert!(table.add_new(table.place(hash), slot, |_| false));
+                } else {
+                    table.insert(hash, slot, |s| hashes[s as usize]);
                 }
                 map.insert(slot, hash);
             } else {
