@@ -194,6 +194,32 @@ pub(crate) fn snapshot_id(index: u64, term: u64, node: u64) -> String {
     format!("{index:020}-{term:020}-{node}")
 }
 
+/// Hands a file to the disk as it is written: the log's flushes, which wait for what the system has gathered, never wait for
+/// a whole snapshot.
+struct Steady<'a> {
+    file: &'a mut File,
+    unsynced: usize,
+}
+
+/// Bytes that may gather.
+const UNSYNCED_MAX: usize = 4 << 20;
+
+impl Write for Steady<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.unsynced += written;
+        if self.unsynced >= UNSYNCED_MAX {
+            self.file.sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
 /// Passes bytes through and sums them up.
 struct Summed<T> {
     inner: T,
@@ -233,13 +259,14 @@ impl<R: Read> Read for Summed<R> {
 pub(crate) fn write_to(file: &mut File, meta: &SnapshotMeta, state: &IndexState) -> io::Result<()> {
     let mut writer = Writer::versioned();
     writer.snapshot_meta(meta);
-    let mut out = BufWriter::with_capacity(BUFFER_BYTES, Summed::new(file));
+    let steady = Steady { file, unsynced: 0 };
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, Summed::new(steady));
     out.write_all(MAGIC)?;
     out.write_all(&(writer.0.len() as u32).to_le_bytes())?;
     out.write_all(&writer.0)?;
     codec::encode_snapshot(state, &mut out)?;
     out.flush()?;
-    let summed = out.into_inner().map_err(|error| error.into_error())?;
+    let mut summed = out.into_inner().map_err(|error| error.into_error())?;
     let crc = summed.crc.clone().finalize();
     summed.inner.write_all(&crc.to_le_bytes())
 }
