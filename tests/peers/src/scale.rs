@@ -21,6 +21,10 @@ const OWN: (u64, u64) = (24, 128);
 const FALSE_RATE: f64 = 0.01;
 /// How long readers and writer run.
 const TOGETHER: Duration = Duration::from_millis(400);
+/// Groups of workers, each with a Raft log and an index of its own, that one router follows.
+const GROUPS: usize = 10;
+/// Changes that are applied to them.
+const SPREAD_CHANGES: u64 = 2_000_000;
 /// Rounds of readers beside each kind of third thread: on two cores it is chance who shares a core with whom.
 const ROUNDS: usize = 9;
 
@@ -63,12 +67,14 @@ pub fn measure() -> Value {
         })
         .collect();
     times.sort_unstable();
+    let groups = groups(&residency, &long);
     let [alone, elsewhere, beside] = readers(residency.clone(), &long);
     json!({
         "workers": WORKERS,
         "match_128k_p50_ns": times[times.len() / 2],
         "match_128k_p99_ns": times[times.len() * 99 / 100],
         "miss": misses(&residency, &heads),
+        "groups": groups,
         "reads_per_s_alone": alone,
         "reads_per_s_beside_writer_elsewhere": elsewhere,
         "reads_per_s_beside_writer": beside,
@@ -104,6 +110,42 @@ fn misses(residency: &Residency, heads: &[BlockKey]) -> Value {
         "digest_ns": asked,
         "digest_bytes": digest.as_slice().len(),
         "false_positives": f64::from(found) / (5.0 * unknown.len() as f64),
+    })
+}
+
+/// Ten thousand workers in groups, as a router takes them: a question goes to every group's index, a change to one.
+fn groups(residency: &Residency, long: &[BlockKey]) -> Value {
+    let mut groups = vec![residency.clone(); GROUPS];
+    let mut out = Vec::new();
+    let mut times: Vec<u64> = (0..400)
+        .map(|_| {
+            make_warm(long);
+            let start = Instant::now();
+            groups.iter().for_each(|group| group.match_prefix(long, &mut out));
+            start.elapsed().as_nanos() as u64
+        })
+        .collect();
+    times.sort_unstable();
+    let clock = CpuClock::this_thread();
+    let (mut spent, mut changes, mut number) = (0, 0, 1u64 << 36);
+    while changes < SPREAD_CHANGES {
+        let keys = chain(number, 125);
+        let worker = (mix(number) % u64::from(WORKERS)) as u32;
+        let group = &mut groups[(number % GROUPS as u64) as usize];
+        let start = clock.ns();
+        store(group, worker, &keys);
+        let removed = group.remove(HolderId(worker), keys[124], Depth(125), 125);
+        spent += clock.ns() - start;
+        assert_eq!(removed.blocks, 125, "what was stored goes again");
+        changes += 250;
+        number += 1;
+    }
+    json!({
+        "groups": GROUPS,
+        "workers": GROUPS as u64 * u64::from(WORKERS),
+        "match_128k_p50_ns": times[times.len() / 2],
+        "match_128k_p99_ns": times[times.len() * 99 / 100],
+        "apply_cpu_ns_per_change": spent as f64 / changes as f64,
     })
 }
 
