@@ -297,7 +297,7 @@ impl Running {
         self.node.own_member()
     }
 
-    /// Ends streams, leaves the group for now, closes the store.
+    /// Ends streams, leaves the group until it is started again, closes the store.
     pub async fn stop(mut self) {
         self.stopping.cancel();
         if tokio::time::timeout(STOP_PATIENCE, &mut self.server).await.is_err() {
