@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderId, Incarnation, Op, Seq};
 
 use crate::Registration;
-use crate::mirror::{Mirror, Tail};
+use crate::mirror::Mirror;
+use crate::mirror::node::{NONE, Slot};
 
 /// Batches without an answer: at 20 ms a round trip and full batches, 3 M keys/s.
 const MAX_WINDOW: usize = 16;
@@ -14,7 +15,7 @@ const MAX_WINDOW: usize = 16;
 #[derive(Debug)]
 struct Sent {
     batch: Batch,
-    tails: Vec<Tail>,
+    tails: Vec<Slot>,
 }
 
 /// What an answer of the index asks for.
@@ -142,18 +143,19 @@ impl Outbox {
             self.window_full += 1;
             return false;
         }
-        if !mirror.has_changes() && self.told_confidence == Some(confidence) {
+        let told = self.told_confidence == Some(confidence);
+        if told && !mirror.has_changes() {
             return false;
         }
         let mut changes = mirror.next_changes(&registration.holders);
-        if self.told_confidence != Some(confidence) {
+        if !told {
             // Exact only once all that is known has been told.
             let op = Op::Confidence(confidence);
             if confidence != Confidence::Exact {
                 changes.push_first(op);
                 self.told_confidence = Some(confidence);
             } else if mirror.backlog() == 0 {
-                changes.push(op, None);
+                changes.push(op, NONE);
                 self.told_confidence = Some(confidence);
             }
         }
@@ -221,8 +223,8 @@ impl Outbox {
         for position in positions {
             self.unknown_anchors += 1;
             let op = sent.batch.ops.get(*position as usize);
-            let tail = sent.tails.get(*position as usize).copied().flatten();
-            if let (Some(Op::Store { keys, .. }), Some(tail)) = (op, tail)
+            let tail = sent.tails.get(*position as usize);
+            if let (Some(Op::Store { keys, .. }), Some(&tail)) = (op, tail)
                 && let Some(last) = keys.last()
             {
                 mirror.tell_again(tail, *last);

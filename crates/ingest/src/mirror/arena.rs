@@ -203,6 +203,15 @@ impl Arena {
         Some(slot)
     }
 
+    /// Adds a block that nothing hangs on below its parent, unless its hash is known.
+    #[inline]
+    pub(super) fn insert_leaf(&mut self, node: Node) -> Option<Slot> {
+        self.make_room(1);
+        let slot = self.insert_link(self.by_hash.place(node.hash()), node)?;
+        self.adopt(node.parent(), slot);
+        Some(slot)
+    }
+
     /// Makes room for so many blocks more in the table of hashes. Returns whether it had to grow: then what was known of
     /// places in it is known no more.
     #[inline]
@@ -338,6 +347,19 @@ impl Arena {
         let slot = self.place(Node::new(EngineHash(0), key, NONE, 0, ROOT));
         self.roots.insert(key, slot);
         slot
+    }
+
+    /// Takes out the block with this hash where it is just such a leaf; its parent must be told, by [`Arena::orphan`].
+    #[inline]
+    pub(super) fn take_leaf(&mut self, hash: EngineHash, leaf: Link) -> Option<(Slot, Node)> {
+        let place = self.by_hash.place(hash);
+        let entry = self.settle((place, self.by_hash.guess(place)), hash);
+        let node = self.nodes.get_mut(entry.slot as usize).filter(|n| n.is_only(leaf))?;
+        let taken = *node;
+        node.flags = FREE;
+        self.by_hash.take(hash, entry);
+        self.free.push(entry.slot);
+        Some((entry.slot, taken))
     }
 
     /// Takes out the next blocks of which each is the parent of the one before: the first where it is just a `leaf`, and

@@ -189,9 +189,9 @@ impl Link {
         }
     }
 
-    /// The last of such a chain, of which the index was told.
-    pub(super) fn leaf(tier: usize) -> Self {
-        let mut leaf = Self::new(tier, SENT);
+    /// The last of such a chain.
+    pub(super) fn leaf(tier: usize, flag: u16) -> Self {
+        let mut leaf = Self::new(tier, flag);
         leaf.counts -= 1 << CHILDREN_SHIFT;
         leaf
     }

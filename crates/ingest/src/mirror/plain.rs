@@ -8,7 +8,7 @@ use cairn_blocks::{Depth, Token, next_key};
 use super::Mirror;
 use super::ahead::Ahead;
 use super::arena::AHEAD;
-use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
+use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Guess;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
@@ -24,7 +24,7 @@ pub(super) struct Plain {
 impl Mirror {
     /// Whether a change of a tier may be told as it happens: nothing that happened before waits to be told otherwise.
     #[inline]
-    fn tells_at_once(&self, tier: usize) -> bool {
+    pub(super) fn tells_at_once(&self, tier: usize) -> bool {
         !self.mixed && self.dirty.is_empty() && self.tape.takes(tier) && self.clear_first == [false; TIERS]
     }
 
@@ -35,25 +35,56 @@ impl Mirror {
         let mut out = Plain { done: 0, above: parent };
         let blocks = stored.hashes.len();
         let is_plain = stored.block_size == size && stored.extra_keys.is_empty() && stored.remaining_copies.is_none();
-        let fits =
-            self.arena.len() + blocks <= self.config.max_nodes && blocks <= ((MAX_END - start.end()) / size) as usize;
-        if self.mixed || !is_plain || !fits || start.has(SIDE) || !start.end().is_multiple_of(size) {
+        let fits = self.arena.len() + blocks <= self.config.max_nodes
+            && blocks as u64 * u64::from(size) <= u64::from(MAX_END - start.end());
+        if self.mixed || !is_plain || !fits {
             return out;
         }
         let at_once = self.tells_at_once(tier);
         while out.done < blocks {
             let hashes = &stored.hashes[out.done..];
             let tokens = &stored.tokens[out.done * size as usize..];
-            let fresh = if hashes.len() == 1 {
-                self.store_fresh::<1>(&mut out, hashes, tokens, tier, at_once)
-            } else {
-                self.store_fresh::<AHEAD>(&mut out, hashes, tokens, tier, at_once)
+            let fresh = match hashes {
+                [hash] => self.store_one(&mut out, *hash, tokens, tier, at_once),
+                _ => self.store_fresh::<AHEAD>(&mut out, hashes, tokens, tier, at_once) > 0,
             };
-            if fresh == 0 && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
+            if !fresh && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
                 break;
             }
         }
         out
+    }
+
+    /// Stores a block that nobody knows yet. Returns whether it is one.
+    #[inline]
+    fn store_one(&mut self, out: &mut Plain, hash: EngineHash, tokens: &[Token], tier: usize, at_once: bool) -> bool {
+        let size = self.config.block_size.tokens();
+        let start = *self.arena.get(out.above);
+        if at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+            return false;
+        }
+        let key = next_key(start.key(), tokens, &[]);
+        let leaf = Link::leaf(tier, if at_once { SENT } else { DIRTY });
+        let Some(slot) = self
+            .arena
+            .insert_leaf(leaf.node(hash, key, out.above, start.end() + size))
+        else {
+            return false;
+        };
+        self.held[tier] += 1;
+        self.held_anywhere += 1;
+        if at_once {
+            self.told[tier].add(key);
+            let anchor = (out.above, start.key(), Depth(start.end() / size));
+            self.tape.store_one(tier, anchor, (slot, key));
+        } else {
+            self.dirty.push_back(slot | (tier as u32) << 30);
+        }
+        *out = Plain {
+            done: out.done + 1,
+            above: slot,
+        };
+        true
     }
 
     /// Stores leading blocks that nobody knows yet, each below the one before, of which `N` are asked for ahead. Returns
@@ -180,16 +211,9 @@ impl Mirror {
             self.arena.get_mut(slot).set(SENT << tier, true);
             self.held[tier] += 1;
             self.held_anywhere += usize::from(!node.is_held_anywhere());
-            let (mut keys, _) = self.tape.begin(1);
-            keys.push(key);
-            self.tell_run(Run {
-                tier,
-                above: out.above,
-                anchor: above.key(),
-                anchor_depth: Depth(self.depth(out.above)),
-                keys,
-                tail: slot,
-            });
+            self.told[tier].add(key);
+            let anchor = (out.above, above.key(), Depth(self.depth(out.above)));
+            self.tape.store_one(tier, anchor, (slot, key));
         } else {
             self.set_copies(slot, tier, copies);
         }
@@ -216,12 +240,34 @@ impl Mirror {
         }
     }
 
+    /// Gives up a block that is sure to be meant. Returns whether there is such.
+    #[inline]
+    pub(super) fn remove_next(&mut self, hash: EngineHash, tier: usize, at_once: bool) -> bool {
+        // With outer tiers a block that goes is remembered for a while.
+        let forgets = at_once && self.config.tiers.len() == 1;
+        forgets && self.remove_leaf(hash, tier) || self.remove_known(hash, Guess::NONE, tier, at_once)
+    }
+
+    /// Gives up a block that nothing hangs on, and forgets it. Returns whether there is such.
+    #[inline]
+    fn remove_leaf(&mut self, hash: EngineHash, tier: usize) -> bool {
+        let Some((slot, node)) = self.arena.take_leaf(hash, Link::leaf(tier, SENT)) else {
+            return false;
+        };
+        self.forget_end(slot);
+        self.held[tier] -= 1;
+        self.held_anywhere -= 1;
+        self.told[tier].remove(node.key());
+        self.end_going(Going::one(slot, &node, tier, self.config.block_size.tokens()));
+        true
+    }
+
     /// Gives up the next blocks as long as nothing hangs on them, and forgets them.
     #[inline(never)]
     fn remove_leaves<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
-        let links = (Link::leaf(tier), Link::new(tier, SENT));
+        let links = (Link::leaf(tier, SENT), Link::new(tier, SENT));
         let before = next.done();
         let mut digest = 0u64;
         while next.hash().is_some() {
@@ -280,14 +326,8 @@ impl Mirror {
             return true;
         }
         self.told[tier].remove(node.key());
-        self.tape.remove(Going {
-            slot,
-            parent: node.parent(),
-            key: node.key(),
-            end: node.end(),
-            count: 1,
-            ..Going::none(tier, self.config.block_size.tokens())
-        });
+        let size = self.config.block_size.tokens();
+        self.tape.remove(Going::one(slot, &node, tier, size));
         if node.is_idle() {
             self.release(slot);
         }

@@ -1,14 +1,11 @@
 //! Copies that an engine gave up.
 
-use super::Mirror;
 use super::ahead::Ahead;
 use super::arena::AHEAD;
 use super::node::{Slot, TWIN};
 use super::store::remaining;
+use super::{BLOCKS_AHEAD, Mirror};
 use crate::{EngineHash, RefusalReason, Removed};
-
-/// Up to so many blocks need no large room.
-const FEW: usize = 4;
 
 impl Mirror {
     pub(super) fn remove(&mut self, removed: &Removed) {
@@ -18,17 +15,32 @@ impl Mirror {
         if !self.groups.removes(removed.group) {
             return;
         }
-        if removed.hashes.len() <= FEW {
-            self.remove_in::<FEW>(removed, tier);
+        if removed.hashes.len() <= BLOCKS_AHEAD {
+            self.remove_few(removed, tier);
         } else {
-            self.remove_in::<AHEAD>(removed, tier);
+            self.remove_many(removed, tier);
         }
         self.sweep();
     }
 
-    /// Removes blocks that are asked for `N` ahead.
-    fn remove_in<const N: usize>(&mut self, removed: &Removed, tier: usize) {
-        let mut next = Ahead::<N>::new(&self.arena, &removed.hashes);
+    /// Removes blocks that were all asked for with their message.
+    #[inline]
+    fn remove_few(&mut self, removed: &Removed, tier: usize) {
+        let mut at_once = self.tells_at_once(tier);
+        for (i, hash) in removed.hashes.iter().enumerate() {
+            if removed.remaining_copies.is_none() && self.remove_next(*hash, tier, at_once) {
+                continue;
+            }
+            let remaining = remaining(removed.remaining_copies.as_deref(), i);
+            self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
+            at_once = self.tells_at_once(tier);
+        }
+    }
+
+    /// Removes blocks that are asked for ahead.
+    #[inline(never)]
+    fn remove_many(&mut self, removed: &Removed, tier: usize) {
+        let mut next = Ahead::<AHEAD>::new(&self.arena, &removed.hashes);
         while next.hash().is_some() {
             if removed.remaining_copies.is_none() {
                 self.remove_plain(&mut next, tier);
@@ -40,6 +52,7 @@ impl Mirror {
         }
     }
 
+    #[inline(never)]
     fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {
         let found = self.arena.find(hash);
         if let Some(slot) = found.filter(|s| !self.arena.get(*s).has(TWIN)) {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use cairn_blocks::{BlockKey, Depth};
 use cairn_index::{HolderId, Op};
 
-use super::node::{NONE, Slot};
+use super::node::{NONE, Node, Slot};
 
 /// Keys in one batch: 32 KiB, half of what a log entry should have.
 pub(crate) const MAX_KEYS: usize = 4 << 10;
@@ -15,22 +15,19 @@ pub(crate) const MAX_OPS: usize = 1 << 10;
 /// block by block instead, where it coalesces: an index that is away costs no more than what is held.
 const MAX_CLOSED: usize = 1;
 
-/// The last node of a store, and its tier: what is needed to take a store back.
-pub(crate) type Tail = Option<(Slot, usize)>;
-
 /// Ops with their tails: what goes in one batch.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     pub(crate) ops: Vec<Op>,
-    /// One for each op.
-    pub(crate) tails: Vec<Tail>,
+    /// One for each op: the last node of a store, by which it is told again, or [`NONE`].
+    pub(crate) tails: Vec<Slot>,
     /// Keys in all its stores, and one for each removal.
     keys: usize,
 }
 
 impl Changes {
     /// Adds an op.
-    pub(crate) fn push(&mut self, op: Op, tail: Tail) {
+    pub(crate) fn push(&mut self, op: Op, tail: Slot) {
         self.ops.push(op);
         self.tails.push(tail);
     }
@@ -38,7 +35,7 @@ impl Changes {
     /// Puts an op before all others.
     pub(crate) fn push_first(&mut self, op: Op) {
         self.ops.insert(0, op);
-        self.tails.insert(0, None);
+        self.tails.insert(0, NONE);
     }
 
     fn is_full(&self) -> bool {
@@ -96,6 +93,20 @@ impl Going {
             key: BlockKey(0),
             end: 0,
             count: 0,
+            size,
+        }
+    }
+
+    /// One block.
+    #[inline]
+    pub(super) fn one(slot: Slot, node: &Node, tier: usize, size: u32) -> Self {
+        Self {
+            tier,
+            slot,
+            parent: node.parent(),
+            key: node.key(),
+            end: node.end(),
+            count: 1,
             size,
         }
     }
@@ -159,7 +170,7 @@ impl Tape {
     pub(crate) fn memory_bytes(&self) -> usize {
         let of = |changes: &Changes| {
             changes.ops.capacity() * size_of::<Op>()
-                + changes.tails.capacity() * size_of::<Tail>()
+                + changes.tails.capacity() * size_of::<Slot>()
                 + changes.keys * size_of::<BlockKey>()
         };
         of(&self.open) + self.closed.iter().map(of).sum::<usize>() + self.spare.capacity() * size_of::<BlockKey>()
@@ -201,24 +212,60 @@ impl Tape {
             return self.keep(run.keys);
         }
         self.open.keys += run.keys.len();
-        let joins = Last::Store {
-            tier: run.tier,
-            tail: run.above,
-        };
-        let joined = self.last == joins;
+        match self.store_before(run.tier, run.above, run.tail) {
+            Some(keys) => {
+                keys.extend_from_slice(&run.keys);
+                run.keys.clear();
+                self.keep(run.keys);
+            }
+            None => self.push_store(run),
+        }
+    }
+
+    /// Adds one block.
+    pub(super) fn store_one(
+        &mut self,
+        tier: usize,
+        (above, anchor, anchor_depth): (Slot, BlockKey, Depth),
+        (tail, key): (Slot, BlockKey),
+    ) {
+        self.make_room();
+        self.open.keys += 1;
+        if let Some(keys) = self.store_before(tier, above, tail) {
+            return keys.push(key);
+        }
+        let mut keys = std::mem::take(&mut self.spare);
+        keys.push(key);
+        self.push_store(Run {
+            tier,
+            above,
+            anchor,
+            anchor_depth,
+            keys,
+            tail,
+        });
+    }
+
+    /// The keys of the last op where it is a store down to `above`; it goes on to `tail`.
+    #[inline]
+    fn store_before(&mut self, tier: usize, above: Slot, tail: Slot) -> Option<&mut Vec<BlockKey>> {
+        if self.last != (Last::Store { tier, tail: above }) {
+            return None;
+        }
+        self.last = Last::Store { tier, tail };
+        *self.open.tails.last_mut()? = tail;
+        match self.open.ops.last_mut() {
+            Some(Op::Store { keys, .. }) => Some(keys),
+            Some(_) | None => None,
+        }
+    }
+
+    #[inline]
+    fn push_store(&mut self, run: Run) {
         self.last = Last::Store {
             tier: run.tier,
             tail: run.tail,
         };
-        let tail = Some((run.tail, run.tier));
-        if joined
-            && let (Some(Op::Store { keys, .. }), Some(last)) = (self.open.ops.last_mut(), self.open.tails.last_mut())
-        {
-            keys.extend_from_slice(&run.keys);
-            *last = tail;
-            run.keys.clear();
-            return self.keep(run.keys);
-        }
         let op = Op::Store {
             holder: self.holders[run.tier],
             anchor: run.anchor,
@@ -226,7 +273,7 @@ impl Tape {
             skip: 0,
             keys: run.keys,
         };
-        self.open.push(op, tail);
+        self.open.push(op, run.tail);
     }
 
     /// Adds a removal: to the one before where they are neighbours; a block that was only just stored isn't told of
@@ -270,7 +317,7 @@ impl Tape {
             depth,
             count: going.count,
         };
-        self.open.push(op, None);
+        self.open.push(op, NONE);
     }
 
     /// The last blocks of the last store go again, and perhaps more above them.
@@ -282,7 +329,7 @@ impl Tape {
         if going.count < stored {
             keys.truncate((stored - going.count) as usize);
             self.open.keys -= going.count as usize;
-            *tail = Some((going.parent, going.tier));
+            *tail = going.parent;
             self.last = Last::Store {
                 tier: going.tier,
                 tail: going.parent,
@@ -318,11 +365,11 @@ impl Tape {
     }
 
     /// Takes over the buffers of changes that nobody needs any more, where they are small.
-    pub(crate) fn reuse(&mut self, mut ops: Vec<Op>, mut tails: Vec<Tail>) {
+    pub(crate) fn reuse(&mut self, mut ops: Vec<Op>, mut tails: Vec<Slot>) {
         if self.open.ops.capacity() > 0 || ops.capacity() > Self::KEPT_OPS || tails.capacity() > Self::KEPT_OPS {
             return;
         }
-        for op in ops.drain(..) {
+        while let Some(op) = ops.pop() {
             if let Op::Store { mut keys, .. } = op {
                 keys.clear();
                 self.keep(keys);
