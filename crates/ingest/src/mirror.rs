@@ -27,7 +27,7 @@ use arena::Arena;
 use groups::Groups;
 use node::{DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use quarantine::Quarantine;
-pub(crate) use tape::Tape;
+pub(crate) use tape::{Changes, Tape};
 
 /// Nodes that nobody holds, up to which some are kept a while where the source has outer tiers: their events may come later than the
 /// GPU's removal and without tokens.
@@ -152,12 +152,16 @@ impl Mirror {
     /// Asks for what the first blocks of a few events will need, so that the waits for it overlap.
     #[inline]
     pub(crate) fn approach(&self, events: &[EngineEvent]) {
+        let mut parents = 0;
         for event in events.iter().take(EVENTS_AHEAD) {
             let hashes = match event {
                 EngineEvent::Stored(stored) => {
                     stored.tokens.first().into_iter().for_each(cairn_index::prefetch);
-                    if let Some(parent) = stored.parent {
+                    if let Some(parent) = stored.parent
+                        && self.last_of(parent).is_none()
+                    {
                         self.arena.approach_one(parent);
+                        parents += 1;
                     }
                     &stored.hashes
                 }
@@ -166,6 +170,14 @@ impl Mirror {
             };
             self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
         }
+        if parents > 0 {
+            self.approach_parents(events);
+        }
+    }
+
+    /// Asks for the blocks that a few events' blocks hang below, whose lines were asked for.
+    #[inline(never)]
+    fn approach_parents(&self, events: &[EngineEvent]) {
         for event in events.iter().take(EVENTS_AHEAD) {
             if let EngineEvent::Stored(Stored {
                 parent: Some(parent), ..
@@ -406,6 +418,7 @@ impl Mirror {
     }
 
     /// Frees a node that is idle, or keeps it a while; then its ancestors that only it kept.
+    #[inline(never)]
     fn release(&mut self, slot: Slot) {
         let keep_ghosts = self.config.tiers.len() > 1;
         let mut next = slot;

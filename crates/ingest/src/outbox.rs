@@ -5,18 +5,11 @@ use std::collections::VecDeque;
 use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderId, Incarnation, Op, Seq};
 
 use crate::Registration;
-use crate::mirror::Mirror;
-use crate::mirror::node::{NONE, Slot};
+use crate::mirror::node::NONE;
+use crate::mirror::{Changes, Mirror};
 
 /// Batches without an answer: at 20 ms a round trip and full batches, 3 M keys/s.
 const MAX_WINDOW: usize = 16;
-
-/// One batch, and what is needed to tell parts of it again.
-#[derive(Debug)]
-struct Sent {
-    batch: Batch,
-    tails: Vec<Slot>,
-}
 
 /// What an answer of the index asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +26,7 @@ pub(crate) enum Answer {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     registration: Option<Registration>,
-    window: VecDeque<Sent>,
+    window: VecDeque<Box<Changes>>,
     /// Position in the window of the next batch to send.
     unsent: usize,
     built: Seq,
@@ -159,22 +152,18 @@ impl Outbox {
                 self.told_confidence = Some(confidence);
             }
         }
-        let (ops, tails) = (changes.ops, changes.tails);
-        if ops.is_empty() {
+        let batch = &mut changes.batch;
+        if batch.ops.is_empty() {
             return false;
         }
         self.built = Seq(self.built.0 + 1);
-        let batch = Batch {
-            source: registration.source,
-            incarnation: registration.incarnation,
-            seq: self.built,
-            ops,
-        };
-        self.window.push_back(Sent { batch, tails });
+        (batch.source, batch.incarnation, batch.seq) = (registration.source, registration.incarnation, self.built);
+        self.window.push_back(changes);
         true
     }
 
     /// The index answered for a batch.
+    #[inline]
     pub(crate) fn acked(
         &mut self,
         incarnation: Incarnation,
@@ -185,6 +174,18 @@ impl Outbox {
         if self.registration.as_ref().is_none_or(|r| r.incarnation != incarnation) {
             return Answer::Done;
         }
+        match outcome {
+            BatchOutcome::Applied { unknown_anchors } if unknown_anchors.is_empty() => {
+                self.drop_up_to(seq, mirror);
+                Answer::Done
+            }
+            outcome => self.acked_otherwise(seq, outcome, mirror),
+        }
+    }
+
+    /// The index didn't simply apply a batch.
+    #[inline(never)]
+    fn acked_otherwise(&mut self, seq: Seq, outcome: &BatchOutcome, mirror: &mut Mirror) -> Answer {
         match outcome {
             BatchOutcome::Applied { unknown_anchors } => {
                 self.tell_again(seq, unknown_anchors, mirror);
@@ -214,9 +215,6 @@ impl Outbox {
     }
 
     fn tell_again(&mut self, seq: Seq, positions: &[u32], mirror: &mut Mirror) {
-        if positions.is_empty() {
-            return;
-        }
         let Some(sent) = self.window.iter().find(|s| s.batch.seq == seq) else {
             return;
         };
@@ -232,10 +230,11 @@ impl Outbox {
         }
     }
 
+    #[inline(always)]
     fn drop_up_to(&mut self, seq: Seq, mirror: &mut Mirror) {
         while self.window.front().is_some_and(|s| s.batch.seq <= seq) {
             if let Some(sent) = self.window.pop_front() {
-                mirror.tape.reuse(sent.batch.ops, sent.tails);
+                mirror.tape.reuse(sent);
             }
             self.unsent = self.unsent.saturating_sub(1);
         }

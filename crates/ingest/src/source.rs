@@ -220,6 +220,14 @@ impl Source {
     pub fn acked(&mut self, _now: Millis, incarnation: Incarnation, seq: Seq, outcome: &BatchOutcome) {
         match self.outbox.acked(incarnation, seq, outcome, &mut self.mirror) {
             Answer::Done => {}
+            answer => self.end_lifetime(answer),
+        }
+    }
+
+    #[inline(never)]
+    fn end_lifetime(&mut self, answer: Answer) {
+        match answer {
+            Answer::Done => {}
             Answer::Reregister => {
                 self.outbox.reset(&mut self.mirror);
                 self.push_effect(Effect::Reregister);

@@ -263,6 +263,17 @@ impl Arena {
     fn adopt(&mut self, parent: Slot, slot: Slot) {
         let node = &mut self.nodes[parent as usize];
         let children = node.children_low();
+        if children == COUNT_MAX || node.has(SIDE) {
+            return self.adopt_with_care(parent, slot);
+        }
+        node.set_children_low(children + 1);
+    }
+
+    /// Like [`Arena::adopt`] where the node has many children, or something in the side table.
+    #[inline(never)]
+    fn adopt_with_care(&mut self, parent: Slot, slot: Slot) {
+        let node = &mut self.nodes[parent as usize];
+        let children = node.children_low();
         if children < COUNT_MAX {
             node.set_children_low(children + 1);
         } else {
@@ -279,6 +290,19 @@ impl Arena {
     /// A node has one child less. Returns whether that leaves it without copies and children.
     #[inline]
     pub(super) fn orphan(&mut self, parent: Slot, slot: Slot) -> bool {
+        let node = &mut self.nodes[parent as usize];
+        let children = node.children_low();
+        if children == COUNT_MAX || node.has(SIDE) {
+            self.orphan_with_care(parent, slot);
+        } else {
+            node.set_children_low(children - 1);
+        }
+        self.get(parent).is_unused()
+    }
+
+    /// Like [`Arena::orphan`] where the node has many children, or something in the side table.
+    #[inline(never)]
+    fn orphan_with_care(&mut self, parent: Slot, slot: Slot) {
         let node = &mut self.nodes[parent as usize];
         let children = node.children_low();
         let more = if children == COUNT_MAX {
@@ -299,7 +323,6 @@ impl Arena {
         {
             side.children.swap_remove(at);
         }
-        self.get(parent).is_unused()
     }
 
     #[inline]

@@ -28,7 +28,7 @@ impl Mirror {
 
     /// What the next batch tells: first what was written down as it happened, then what was only noted.
     #[inline]
-    pub(crate) fn next_changes(&mut self, holders: &[HolderId]) -> Changes {
+    pub(crate) fn next_changes(&mut self, holders: &[HolderId]) -> Box<Changes> {
         match self.tape.take() {
             Some(changes) => changes,
             None => self.drain(holders, MAX_OPS, MAX_KEYS),
@@ -37,16 +37,16 @@ impl Mirror {
 
     /// Takes changes of up to about `max_keys` keys and `max_ops` ops out of the list, in order.
     #[inline(never)]
-    fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize) -> Changes {
-        let mut changes = Changes::default();
+    fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize) -> Box<Changes> {
+        let mut changes: Box<Changes> = Box::default();
         for (tier, holder) in holders.iter().enumerate().take(TIERS) {
             if std::mem::take(&mut self.clear_first[tier]) {
                 changes.push(Op::Clear { holder: *holder }, NONE);
             }
         }
         let mut keys_left = max_keys;
-        let most = changes.ops.len().saturating_add(max_ops);
-        while changes.ops.len() < most {
+        let most = changes.batch.ops.len().saturating_add(max_ops);
+        while changes.batch.ops.len() < most {
             let Some(entry) = self.dirty.pop_front() else { break };
             let (slot, tier) = split(entry);
             self.arena.get_mut(slot).set(DIRTY << tier, false);

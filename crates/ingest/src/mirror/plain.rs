@@ -41,18 +41,27 @@ impl Mirror {
             return out;
         }
         let at_once = self.tells_at_once(tier);
-        while out.done < blocks {
+        if let [hash] = stored.hashes[..] {
+            let _ = self.store_one(&mut out, hash, &stored.tokens, tier, at_once)
+                || self.store_known(&mut out, hash, &stored.tokens, tier, at_once);
+        } else {
+            self.store_many(&mut out, stored, tier, at_once);
+        }
+        out
+    }
+
+    #[inline(never)]
+    fn store_many(&mut self, out: &mut Plain, stored: &Stored, tier: usize, at_once: bool) {
+        let size = self.config.block_size.tokens() as usize;
+        while out.done < stored.hashes.len() {
             let hashes = &stored.hashes[out.done..];
-            let tokens = &stored.tokens[out.done * size as usize..];
-            let fresh = match hashes {
-                [hash] => self.store_one(&mut out, *hash, tokens, tier, at_once),
-                _ => self.store_fresh::<AHEAD>(&mut out, hashes, tokens, tier, at_once) > 0,
-            };
-            if !fresh && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
+            let tokens = &stored.tokens[out.done * size..];
+            if self.store_fresh::<AHEAD>(out, hashes, tokens, tier, at_once) == 0
+                && !self.store_known(out, hashes[0], &tokens[..size], tier, at_once)
+            {
                 break;
             }
         }
-        out
     }
 
     /// Stores a block that nobody knows yet. Returns whether it is one.
@@ -258,7 +267,7 @@ impl Mirror {
         self.held[tier] -= 1;
         self.held_anywhere -= 1;
         self.told[tier].remove(node.key());
-        self.end_going(Going::one(slot, &node, tier, self.config.block_size.tokens()));
+        self.end_going(&Going::one(slot, &node, tier, self.config.block_size.tokens()));
         true
     }
 
@@ -276,7 +285,7 @@ impl Mirror {
             if going.count == 0 {
                 break;
             }
-            self.end_going(going);
+            self.end_going(&going);
         }
         let gone = next.done() - before;
         if gone > 0 && self.arena.live(self.last_end.0).is_none() {
@@ -290,7 +299,8 @@ impl Mirror {
     }
 
     /// Tells of blocks that went, and that the one above them has a child less.
-    fn end_going(&mut self, going: Going) {
+    #[inline(always)]
+    fn end_going(&mut self, going: &Going) {
         self.tape.remove(going);
         if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
             return self.release(going.parent);
@@ -327,7 +337,7 @@ impl Mirror {
         }
         self.told[tier].remove(node.key());
         let size = self.config.block_size.tokens();
-        self.tape.remove(Going::one(slot, &node, tier, size));
+        self.tape.remove(&Going::one(slot, &node, tier, size));
         if node.is_idle() {
             self.release(slot);
         }

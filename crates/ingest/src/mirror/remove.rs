@@ -8,6 +8,7 @@ use super::{BLOCKS_AHEAD, Mirror};
 use crate::{EngineHash, RefusalReason, Removed};
 
 impl Mirror {
+    #[inline(never)]
     pub(super) fn remove(&mut self, removed: &Removed) {
         let Some(tier) = self.tier_of(removed.medium) else {
             return self.refuse(RefusalReason::NoHolder);

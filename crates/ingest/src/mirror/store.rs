@@ -19,6 +19,7 @@ enum Start {
 }
 
 impl Mirror {
+    #[inline(never)]
     pub(super) fn store(&mut self, stored: &Stored) {
         let Some(tier) = self.tier_of(stored.medium) else {
             return self.refuse(RefusalReason::NoHolder);
@@ -70,16 +71,20 @@ impl Mirror {
         let Some(parent) = stored.parent else {
             return Start::Below(self.start_at_root(stored));
         };
-        // Mostly it goes on where the chain before ended.
-        let (end, _) = self.last_end;
-        let memo = self.arena.node(end).filter(|n| n.hash() == parent).map(|_| end);
-        let Some(found) = memo.or_else(|| self.arena.find(parent)) else {
+        let Some(found) = self.last_of(parent).or_else(|| self.arena.find(parent)) else {
             return Start::Unknown(parent);
         };
         if !self.arena.get(found).has(TWIN) && stored.cache_salt.is_none() {
             return Start::Below(found);
         }
         self.start_among(parent, stored)
+    }
+
+    /// The end of the last chain that was stored, if that is its hash: mostly the next one goes on there.
+    #[inline]
+    pub(super) fn last_of(&self, hash: EngineHash) -> Option<Slot> {
+        let (end, _) = self.last_end;
+        self.arena.node(end).filter(|n| n.hash() == hash).map(|_| end)
     }
 
     #[inline(never)]
@@ -111,6 +116,7 @@ impl Mirror {
         }
     }
 
+    #[inline(always)]
     fn store_below(&mut self, parent: Slot, stored: &Stored, tier: usize) {
         if tier == 0 {
             self.confirm_above(parent);
