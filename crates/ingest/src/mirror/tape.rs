@@ -316,7 +316,7 @@ impl Tape {
 
     /// Adds a removal: to the one before where they are neighbours; a block that was only just stored isn't told of
     /// at all.
-    #[inline]
+    #[inline(always)]
     pub(super) fn remove(&mut self, going: &Going) {
         if self.last == Last::Other {
             self.push_removal(going, going.key, going.depth());
