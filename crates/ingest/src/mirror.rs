@@ -152,8 +152,9 @@ impl Mirror {
     /// Asks for what the first blocks of a few events will need, so that the waits for it overlap.
     #[inline]
     pub(crate) fn approach(&self, events: &[EngineEvent]) {
+        let first = &events[..events.len().min(EVENTS_AHEAD)];
         let mut parents = 0;
-        for event in events.iter().take(EVENTS_AHEAD) {
+        for event in first {
             let hashes = match event {
                 EngineEvent::Stored(stored) => {
                     stored.tokens.first().into_iter().for_each(cairn_index::prefetch);
@@ -171,14 +172,14 @@ impl Mirror {
             self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
         }
         if parents > 0 {
-            self.approach_parents(events);
+            self.approach_parents(first);
         }
     }
 
-    /// Asks for the blocks that a few events' blocks hang below, whose lines were asked for.
+    /// Asks for the blocks that events' blocks hang below, whose lines were asked for.
     #[inline(never)]
     fn approach_parents(&self, events: &[EngineEvent]) {
-        for event in events.iter().take(EVENTS_AHEAD) {
+        for event in events {
             if let EngineEvent::Stored(Stored {
                 parent: Some(parent), ..
             }) = event

@@ -121,24 +121,23 @@ impl Outbox {
 
     /// The next batch to send.
     pub(crate) fn next_batch(&mut self, mirror: &mut Mirror, confidence: Confidence) -> Option<&Batch> {
-        if self.unsent == self.window.len() && !self.build(mirror, confidence) {
-            return None;
+        if self.unsent == self.window.len() {
+            self.build(mirror, confidence)?;
         }
         self.unsent += 1;
         self.window.get(self.unsent - 1).map(|s| &s.batch)
     }
 
-    fn build(&mut self, mirror: &mut Mirror, confidence: Confidence) -> bool {
-        let Some(registration) = &self.registration else {
-            return false;
-        };
+    /// Makes the next batch, if there is something to tell.
+    fn build(&mut self, mirror: &mut Mirror, confidence: Confidence) -> Option<()> {
+        let registration = self.registration.as_ref()?;
         if self.window.len() >= MAX_WINDOW {
             self.window_full += 1;
-            return false;
+            return None;
         }
         let told = self.told_confidence == Some(confidence);
         if told && !mirror.has_changes() {
-            return false;
+            return None;
         }
         let mut changes = mirror.next_changes(&registration.holders);
         if !told {
@@ -154,12 +153,12 @@ impl Outbox {
         }
         let batch = &mut changes.batch;
         if batch.ops.is_empty() {
-            return false;
+            return None;
         }
         self.built = Seq(self.built.0 + 1);
         (batch.source, batch.incarnation, batch.seq) = (registration.source, registration.incarnation, self.built);
         self.window.push_back(changes);
-        true
+        Some(())
     }
 
     /// The index answered for a batch.
