@@ -74,6 +74,8 @@ pub(crate) struct MirrorStats {
 #[derive(Debug)]
 pub(crate) struct Mirror {
     pub(crate) config: MirrorConfig,
+    /// Which of its tiers a medium is.
+    tiers_by_medium: [Option<usize>; 3],
     pub(crate) arena: Arena,
     quarantine: Quarantine,
     groups: Groups,
@@ -114,8 +116,10 @@ impl Mirror {
         config.tiers.truncate(TIERS);
         config.max_nodes = config.max_nodes.min(MAX_SLOTS);
         let arena = Arena::new(expected_nodes(&config));
+        let tiers_by_medium = [Tier::Gpu, Tier::Cpu, Tier::Shared].map(|t| config.tiers.iter().position(|c| *c == t));
         Self {
             config,
+            tiers_by_medium,
             arena,
             quarantine: Quarantine::default(),
             groups: Groups::default(),
@@ -289,13 +293,9 @@ impl Mirror {
             + self.tellers.capacity() * 8 / 7 * (8 + 4 * TIERS + 1)
     }
 
+    #[inline]
     fn tier_of(&self, medium: Medium) -> Option<usize> {
-        let wanted = match medium {
-            Medium::Gpu => Tier::Gpu,
-            Medium::Cpu => Tier::Cpu,
-            Medium::Shared => Tier::Shared,
-        };
-        self.config.tiers.iter().position(|t| *t == wanted)
+        self.tiers_by_medium[medium as usize]
     }
 
     #[inline]

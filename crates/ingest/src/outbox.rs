@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderId, Incarnation, Op, Seq};
 
 use crate::Registration;
-use crate::mirror::node::NONE;
 use crate::mirror::{Changes, Mirror};
 
 /// Batches without an answer: at 20 ms a round trip and full batches, 3 M keys/s.
@@ -74,6 +73,7 @@ impl Outbox {
     }
 
     /// The lifetime is over; nothing is sent until the next registration.
+    #[inline(never)]
     pub(crate) fn reset(&mut self, mirror: &mut Mirror) {
         mirror.tape.stop();
         self.registration = None;
@@ -121,44 +121,41 @@ impl Outbox {
 
     /// The next batch to send.
     pub(crate) fn next_batch(&mut self, mirror: &mut Mirror, confidence: Confidence) -> Option<&Batch> {
-        if self.unsent == self.window.len() {
-            self.build(mirror, confidence)?;
+        if self.unsent == self.window.len() && !self.build(mirror, confidence) {
+            return None;
         }
         self.unsent += 1;
         self.window.get(self.unsent - 1).map(|s| &s.batch)
     }
 
     /// Makes the next batch, if there is something to tell.
-    fn build(&mut self, mirror: &mut Mirror, confidence: Confidence) -> Option<()> {
-        let registration = self.registration.as_ref()?;
+    #[inline]
+    fn build(&mut self, mirror: &mut Mirror, confidence: Confidence) -> bool {
+        let Some(registration) = &self.registration else {
+            return false;
+        };
         if self.window.len() >= MAX_WINDOW {
             self.window_full += 1;
-            return None;
+            return false;
         }
         let told = self.told_confidence == Some(confidence);
         if told && !mirror.has_changes() {
-            return None;
+            return false;
         }
         let mut changes = mirror.next_changes(&registration.holders);
-        if !told {
-            // Exact only once all that is known has been told.
-            let op = Op::Confidence(confidence);
-            if confidence != Confidence::Exact {
-                changes.push_first(op);
-                self.told_confidence = Some(confidence);
-            } else if mirror.backlog() == 0 {
-                changes.push(op, NONE);
-                self.told_confidence = Some(confidence);
-            }
+        // Exact only once all that is known has been told.
+        if !told && (confidence != Confidence::Exact || mirror.backlog() == 0) {
+            changes.push_confidence(confidence);
+            self.told_confidence = Some(confidence);
         }
         let batch = &mut changes.batch;
         if batch.ops.is_empty() {
-            return None;
+            return false;
         }
         self.built = Seq(self.built.0 + 1);
         (batch.source, batch.incarnation, batch.seq) = (registration.source, registration.incarnation, self.built);
         self.window.push_back(changes);
-        Some(())
+        true
     }
 
     /// The index answered for a batch.

@@ -266,7 +266,7 @@ impl Arena {
         if children == COUNT_MAX || node.has(SIDE) {
             return self.adopt_with_care(parent, slot);
         }
-        node.set_children_low(children + 1);
+        node.add_child();
     }
 
     /// Like [`Arena::adopt`] where the node has many children, or something in the side table.
@@ -294,10 +294,10 @@ impl Arena {
         let children = node.children_low();
         if children == COUNT_MAX || node.has(SIDE) {
             self.orphan_with_care(parent, slot);
-        } else {
-            node.set_children_low(children - 1);
+            return self.get(parent).is_unused();
         }
-        self.get(parent).is_unused()
+        node.drop_child();
+        node.is_unused()
     }
 
     /// Like [`Arena::orphan`] where the node has many children, or something in the side table.

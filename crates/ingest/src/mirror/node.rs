@@ -137,6 +137,19 @@ impl Node {
         self.place = self.place & !(COUNT << CHILDREN_SHIFT) | (u64::from(children) & COUNT) << CHILDREN_SHIFT;
     }
 
+    /// One child more, of less than [`COUNT_MAX`].
+    #[inline]
+    pub(super) fn add_child(&mut self) {
+        self.place += 1 << CHILDREN_SHIFT;
+    }
+
+    /// One child less, of at least one.
+    #[inline]
+    pub(super) fn drop_child(&mut self) {
+        debug_assert!(self.children_low() > 0, "a child that wasn't counted");
+        self.place -= 1 << CHILDREN_SHIFT;
+    }
+
     /// Copies in a tier, at most [`COUNT_MAX`].
     #[inline]
     pub(super) fn copies_low(&self, tier: usize) -> u32 {

@@ -29,6 +29,7 @@ impl Mirror {
     }
 
     /// Stores leading blocks of an event below `parent`.
+    #[inline(never)]
     pub(super) fn store_plain(&mut self, parent: Slot, stored: &Stored, tier: usize) -> Plain {
         let size = self.config.block_size.tokens();
         let start = self.arena.get(parent);

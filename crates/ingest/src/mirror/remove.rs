@@ -5,7 +5,7 @@ use super::arena::AHEAD;
 use super::node::{Slot, TWIN};
 use super::store::remaining;
 use super::{BLOCKS_AHEAD, Mirror};
-use crate::{EngineHash, RefusalReason, Removed};
+use crate::{RefusalReason, Removed};
 
 impl Mirror {
     #[inline(never)]
@@ -32,8 +32,7 @@ impl Mirror {
             if removed.remaining_copies.is_none() && self.remove_next(*hash, tier, at_once) {
                 continue;
             }
-            let remaining = remaining(removed.remaining_copies.as_deref(), i);
-            self.remove_one(*hash, tier, remaining, removed.cache_salt.as_deref());
+            self.remove_with_care(removed, i, tier);
             at_once = self.tells_at_once(tier);
         }
     }
@@ -46,15 +45,18 @@ impl Mirror {
             if removed.remaining_copies.is_none() {
                 self.remove_plain(&mut next, tier);
             }
-            let Some(hash) = next.hash() else { break };
-            let remaining = remaining(removed.remaining_copies.as_deref(), next.done());
-            self.remove_one(hash, tier, remaining, removed.cache_salt.as_deref());
-            next.advance(&self.arena);
+            if next.hash().is_some() {
+                self.remove_with_care(removed, next.done(), tier);
+                next.advance(&self.arena);
+            }
         }
     }
 
+    /// Removes one of an event's blocks, whichever is meant and however many copies there are.
     #[inline(never)]
-    fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {
+    fn remove_with_care(&mut self, removed: &Removed, at: usize, tier: usize) {
+        let hash = removed.hashes[at];
+        let remaining = remaining(removed.remaining_copies.as_deref(), at);
         let found = self.arena.find(hash);
         if let Some(slot) = found.filter(|s| !self.arena.get(*s).has(TWIN)) {
             if self.arena.get(slot).is_held(tier) {
@@ -68,7 +70,7 @@ impl Mirror {
                 .filter(|s| self.arena.get(*s).is_held(tier))
                 .collect();
             if holding.len() > 1
-                && let Some(salt) = salt
+                && let Some(salt) = &removed.cache_salt
             {
                 let root = self.namespace_root("", salt);
                 let of_salt: Vec<Slot> = holding

@@ -127,14 +127,13 @@ impl Mirror {
         } else {
             plainly.above
         };
-        let parent_node = *self.arena.get(parent);
         self.last_end = match self.last_end {
-            _ if parent_node.has(ROOT) => (above, parent),
             (end, root) if end == parent => (above, root),
+            _ if self.arena.get(parent).has(ROOT) => (above, parent),
             _ => (NONE, NONE),
         };
         // A root that nothing could be stored below goes again.
-        if above == parent && parent_node.is_idle() {
+        if above == parent && self.arena.get(parent).is_idle() {
             self.release(parent);
         }
         if !self.quarantine.is_empty() {

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use cairn_blocks::{BlockKey, Depth};
-use cairn_index::{Batch, HolderId, Incarnation, Op, Seq, SourceId};
+use cairn_index::{Batch, Confidence, HolderId, Incarnation, Op, Seq, SourceId};
 
 use super::node::{NONE, Node, Slot};
 
@@ -51,8 +51,13 @@ impl Changes {
         self.tails.push(tail);
     }
 
-    /// Puts an op before all others.
-    pub(crate) fn push_first(&mut self, op: Op) {
+    /// Adds what may be claimed: that all is exact once the rest is told, anything else before the rest.
+    #[inline(never)]
+    pub(crate) fn push_confidence(&mut self, confidence: Confidence) {
+        let op = Op::Confidence(confidence);
+        if confidence == Confidence::Exact {
+            return self.push(op, NONE);
+        }
         self.batch.ops.insert(0, op);
         self.tails.insert(0, NONE);
     }
