@@ -183,7 +183,7 @@ impl Tape {
     /// Forgets what wasn't told.
     pub(crate) fn discard(&mut self) {
         self.closed = VecDeque::new();
-        self.open = Box::default();
+        *self.open = Changes::default();
         self.last = Last::Other;
     }
 
@@ -326,12 +326,12 @@ impl Tape {
         if self.last == Last::Other {
             self.push_removal(going, going.key, going.depth());
         } else {
-            self.remove_after(going);
+            self.remove_after(*going);
         }
     }
 
     #[inline(never)]
-    fn remove_after(&mut self, going: &Going) {
+    fn remove_after(&mut self, going: Going) {
         match &mut self.last {
             Last::Remove { tier, above, .. } if *above == going.slot && *tier == going.tier => {
                 *above = going.parent;
@@ -346,9 +346,9 @@ impl Tape {
                     *count += going.count;
                 }
             }
-            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => self.unstore(going),
+            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => self.unstore(&going),
             Last::Remove { .. } | Last::Store { .. } | Last::Other => {
-                self.push_removal(going, going.key, going.depth());
+                self.push_removal(&going, going.key, going.depth());
             }
         }
     }
