@@ -71,7 +71,12 @@ impl Mirror {
         let Some(parent) = stored.parent else {
             return Start::Below(self.start_at_root(stored));
         };
-        let Some(found) = self.last_of(parent).or_else(|| self.arena.find(parent)) else {
+        if stored.cache_salt.is_none()
+            && let Some(end) = self.last_of(parent)
+        {
+            return Start::Below(end);
+        }
+        let Some(found) = self.arena.find(parent) else {
             return Start::Unknown(parent);
         };
         if !self.arena.get(found).has(TWIN) && stored.cache_salt.is_none() {
@@ -80,11 +85,12 @@ impl Mirror {
         self.start_among(parent, stored)
     }
 
-    /// The end of the last chain that was stored, if that is its hash: mostly the next one goes on there.
+    /// The end of the last chain that was stored, if that alone has the hash: mostly the next one goes on there.
     #[inline]
     pub(super) fn last_of(&self, hash: EngineHash) -> Option<Slot> {
         let (end, _) = self.last_end;
-        self.arena.node(end).filter(|n| n.hash() == hash).map(|_| end)
+        let node = self.arena.node(end)?;
+        (node.hash() == hash && !node.has(TWIN)).then_some(end)
     }
 
     #[inline(never)]

@@ -160,9 +160,9 @@ pub(crate) struct Tape {
     closed: VecDeque<Box<Changes>>,
     open: Box<Changes>,
     last: Last,
-    /// Room for the next changes, and for the keys of a short store.
+    /// Room for the next changes, and for the keys of short stores.
     spare: Option<Box<Changes>>,
-    spare_keys: Vec<BlockKey>,
+    spare_keys: Vec<Vec<BlockKey>>,
 }
 
 impl Tape {
@@ -204,7 +204,8 @@ impl Tape {
 
     pub(crate) fn memory_bytes(&self) -> usize {
         let changes = self.closed.iter().chain([&self.open]).chain(&self.spare);
-        changes.map(|c| c.memory_bytes()).sum::<usize>() + self.spare_keys.capacity() * size_of::<BlockKey>()
+        let keys: usize = self.spare_keys.iter().map(Vec::capacity).sum();
+        changes.map(|c| c.memory_bytes()).sum::<usize>() + keys * size_of::<BlockKey>()
     }
 
     /// The next batch's changes, oldest first.
@@ -230,7 +231,7 @@ impl Tape {
     pub(super) fn begin(&mut self, keys: usize) -> (Vec<BlockKey>, usize) {
         self.make_room();
         let room = MAX_KEYS - self.open.keys;
-        let mut buffer = std::mem::take(&mut self.spare_keys);
+        let mut buffer = self.spare_keys.pop().unwrap_or_default();
         buffer.reserve(keys.min(room));
         (buffer, room)
     }
@@ -277,7 +278,7 @@ impl Tape {
         if let Some(keys) = self.store_before(tier, above, tail) {
             return keys.push(key);
         }
-        let mut keys = std::mem::take(&mut self.spare_keys);
+        let mut keys = self.spare_keys.pop().unwrap_or_default();
         keys.push(key);
         self.push_store(Run {
             tier,
@@ -414,8 +415,8 @@ impl Tape {
 
     /// Keeps an empty buffer of keys, where it is small: an agent has many sources.
     fn keep(&mut self, keys: Vec<BlockKey>) {
-        if self.spare_keys.capacity() == 0 && keys.capacity() <= Self::KEPT_KEYS {
-            self.spare_keys = keys;
+        if self.spare_keys.len() < Changes::KEPT_OPS && keys.capacity() <= Self::KEPT_KEYS {
+            self.spare_keys.push(keys);
         }
     }
 

@@ -16,10 +16,15 @@ impl Recent {
     #[inline]
     pub(crate) fn push(&mut self, seq: u64, content: u64) {
         if self.batches.len() < MAX_RECENT {
-            return self.batches.push((seq, content));
+            return self.add(seq, content);
         }
         self.batches[self.oldest] = (seq, content);
         self.oldest = (self.oldest + 1) % MAX_RECENT;
+    }
+
+    #[inline(never)]
+    fn add(&mut self, seq: u64, content: u64) {
+        self.batches.push((seq, content));
     }
 
     /// Content of the batch with this seq, if it is among the last.
