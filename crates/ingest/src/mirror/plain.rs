@@ -51,6 +51,7 @@ impl Mirror {
         out
     }
 
+    /// Stores leading blocks of an event of several.
     #[inline(never)]
     fn store_many(&mut self, out: &mut Plain, stored: &Stored, tier: usize, at_once: bool) {
         let size = self.config.block_size.tokens() as usize;

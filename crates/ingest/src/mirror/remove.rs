@@ -24,7 +24,7 @@ impl Mirror {
         self.sweep();
     }
 
-    /// Removes blocks that were all asked for with their message.
+    /// Removes few blocks, which mostly were asked for with their message.
     #[inline]
     fn remove_few(&mut self, removed: &Removed, tier: usize) {
         let mut at_once = self.tells_at_once(tier);
