@@ -85,10 +85,10 @@ impl Arena {
         (0..self.nodes.len() as u32).filter(|s| !self.get(*s).has(FREE))
     }
 
-    /// Where up to `N` hashes are found, whose lines are asked for.
+    /// Where up to [`AHEAD`] hashes are found, whose lines are asked for.
     #[inline]
-    pub(super) fn approach<const N: usize>(&self, hashes: &[EngineHash]) -> [Place; N] {
-        let mut places = [Place::default(); N];
+    pub(super) fn approach(&self, hashes: &[EngineHash]) -> [Place; AHEAD] {
+        let mut places = [Place::default(); AHEAD];
         for (place, hash) in places.iter_mut().zip(hashes) {
             *place = self.approach_one(*hash);
         }
@@ -389,12 +389,7 @@ impl Arena {
     /// others where they are just `links`. The parent of the last must be told, by [`Arena::orphan`]. Returns what their
     /// keys add to a digest.
     #[inline]
-    pub(super) fn take_chain<const N: usize>(
-        &mut self,
-        next: &mut Ahead<'_, N>,
-        (leaf, link): (Link, Link),
-        going: &mut Going,
-    ) -> u64 {
+    pub(super) fn take_chain(&mut self, next: &mut Ahead<'_>, (leaf, link): (Link, Link), going: &mut Going) -> u64 {
         let Some(hash) = next.hash() else { return 0 };
         let first = self.settle((next.place(), next.guess()), hash);
         let Some(node) = self.nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {

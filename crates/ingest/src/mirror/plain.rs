@@ -13,6 +13,9 @@ use super::slots::Guess;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
 
+/// New blocks whose lines have come are looked at so far ahead.
+const NEAR: usize = AHEAD / 4;
+
 /// How far the short way went.
 pub(super) struct Plain {
     /// Blocks of the event that are done.
@@ -58,7 +61,7 @@ impl Mirror {
         while out.done < stored.hashes.len() {
             let hashes = &stored.hashes[out.done..];
             let tokens = &stored.tokens[out.done * size..];
-            if self.store_fresh::<AHEAD>(out, hashes, tokens, tier, at_once) == 0
+            if self.store_fresh(out, hashes, tokens, tier, at_once) == 0
                 && !self.store_known(out, hashes[0], &tokens[..size], tier, at_once)
             {
                 break;
@@ -98,10 +101,10 @@ impl Mirror {
         true
     }
 
-    /// Stores leading blocks that nobody knows yet, each below the one before, of which `N` are asked for ahead. Returns
+    /// Stores leading blocks that nobody knows yet, each below the one before, of which [`AHEAD`] are asked for ahead. Returns
     /// how many.
     #[inline(never)]
-    fn store_fresh<const N: usize>(
+    fn store_fresh(
         &mut self,
         out: &mut Plain,
         hashes: &[EngineHash],
@@ -112,7 +115,7 @@ impl Mirror {
         let size = self.config.block_size.tokens();
         let start = *self.arena.get(out.above);
         // No keys are made for what is known.
-        if hashes.len() > 1 && self.arena.find(hashes[0]).is_some() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+        if self.arena.find(hashes[0]).is_some() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
             return 0;
         }
         let (mut keys, room) = if at_once {
@@ -126,25 +129,24 @@ impl Mirror {
         let mut done = 0;
         let hashes = &hashes[..blocks];
         let size_of_block = size as usize;
-        // Places of the next blocks, each where its number is a multiple of `N` and what is left.
-        let mut places = self.arena.approach::<N>(hashes);
+        // Places of the next blocks, each where its number is a multiple of [`AHEAD`] and what is left.
+        let mut places = self.arena.approach(hashes);
         // Nearer ones are known better: what they need beside their lines, and their tokens.
-        let near = N / 4;
-        for place in &places[..near.min(blocks)] {
+        for place in &places[..NEAR.min(blocks)] {
             self.arena.look_ahead(*place);
         }
         for (hash, tokens_of_block) in hashes.iter().zip(tokens.chunks_exact(size_of_block)) {
-            if done % N == 0 && self.arena.make_room(N.min(blocks - done)) {
+            if done % AHEAD == 0 && self.arena.make_room(AHEAD.min(blocks - done)) {
                 places = self.arena.approach(&hashes[done..]);
             }
-            let place = places[done % N];
-            if let Some(further) = hashes.get(done + N) {
-                places[done % N] = self.arena.approach_one(*further);
+            let place = places[done % AHEAD];
+            if let Some(further) = hashes.get(done + AHEAD) {
+                places[done % AHEAD] = self.arena.approach_one(*further);
             }
-            if near > 0 && done + near < blocks {
-                self.arena.look_ahead(places[(done + near) % N]);
+            if done + NEAR < blocks {
+                self.arena.look_ahead(places[(done + NEAR) % AHEAD]);
                 tokens
-                    .get((done + near) * size_of_block)
+                    .get((done + NEAR) * size_of_block)
                     .into_iter()
                     .for_each(cairn_index::prefetch);
             }
@@ -236,7 +238,7 @@ impl Mirror {
     }
 
     /// Gives up the next blocks of an event's list of which each has one copy that is sure to be meant.
-    pub(super) fn remove_plain<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
+    pub(super) fn remove_plain(&mut self, next: &mut Ahead<'_>, tier: usize) {
         let at_once = self.tells_at_once(tier);
         loop {
             // With outer tiers a block that goes is remembered for a while.
@@ -275,7 +277,7 @@ impl Mirror {
 
     /// Gives up the next blocks as long as nothing hangs on them, and forgets them.
     #[inline(never)]
-    fn remove_leaves<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
+    fn remove_leaves(&mut self, next: &mut Ahead<'_>, tier: usize) {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
         let links = (Link::leaf(tier, SENT), Link::new(tier, SENT));

@@ -1,7 +1,6 @@
 //! Copies that an engine gave up.
 
 use super::ahead::Ahead;
-use super::arena::AHEAD;
 use super::node::{Slot, TWIN};
 use super::store::remaining;
 use super::{BLOCKS_AHEAD, Mirror};
@@ -40,7 +39,7 @@ impl Mirror {
     /// Removes blocks that are asked for ahead.
     #[inline(never)]
     fn remove_many(&mut self, removed: &Removed, tier: usize) {
-        let mut next = Ahead::<AHEAD>::new(&self.arena, &removed.hashes);
+        let mut next = Ahead::new(&self.arena, &removed.hashes);
         while next.hash().is_some() {
             if removed.remaining_copies.is_none() {
                 self.remove_plain(&mut next, tier);
