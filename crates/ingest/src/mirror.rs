@@ -27,7 +27,7 @@ use arena::Arena;
 use groups::Groups;
 use node::{DIRTY, DIRTY_ANYWHERE, DROPPED, FREE, GHOST, MAX_SLOTS, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use quarantine::Quarantine;
-pub(crate) use tape::{Tail, Tape};
+pub(crate) use tape::{Changes, Tape};
 
 /// Nodes that nobody holds, up to which some are kept a while where the source has outer tiers: their events may come later than the
 /// GPU's removal and without tokens.
@@ -74,6 +74,8 @@ pub(crate) struct MirrorStats {
 #[derive(Debug)]
 pub(crate) struct Mirror {
     pub(crate) config: MirrorConfig,
+    /// Which of its tiers a medium is.
+    tiers_by_medium: [Option<usize>; 3],
     pub(crate) arena: Arena,
     quarantine: Quarantine,
     groups: Groups,
@@ -114,8 +116,10 @@ impl Mirror {
         config.tiers.truncate(TIERS);
         config.max_nodes = config.max_nodes.min(MAX_SLOTS);
         let arena = Arena::new(expected_nodes(&config));
+        let tiers_by_medium = [Tier::Gpu, Tier::Cpu, Tier::Shared].map(|t| config.tiers.iter().position(|c| *c == t));
         Self {
             config,
+            tiers_by_medium,
             arena,
             quarantine: Quarantine::default(),
             groups: Groups::default(),
@@ -152,12 +156,17 @@ impl Mirror {
     /// Asks for what the first blocks of a few events will need, so that the waits for it overlap.
     #[inline]
     pub(crate) fn approach(&self, events: &[EngineEvent]) {
-        for event in events.iter().take(EVENTS_AHEAD) {
+        let first = &events[..events.len().min(EVENTS_AHEAD)];
+        let mut parents = 0;
+        for event in first {
             let hashes = match event {
                 EngineEvent::Stored(stored) => {
                     stored.tokens.first().into_iter().for_each(cairn_index::prefetch);
-                    if let Some(parent) = stored.parent {
+                    if let Some(parent) = stored.parent
+                        && self.last_of(parent).is_none()
+                    {
                         self.arena.approach_one(parent);
+                        parents += 1;
                     }
                     &stored.hashes
                 }
@@ -166,7 +175,15 @@ impl Mirror {
             };
             self.arena.ask_for(&hashes[..hashes.len().min(BLOCKS_AHEAD)]);
         }
-        for event in events.iter().take(EVENTS_AHEAD) {
+        if parents > 0 {
+            self.approach_parents(first);
+        }
+    }
+
+    /// Asks for the blocks that events' blocks hang below, whose lines were asked for.
+    #[inline(never)]
+    fn approach_parents(&self, events: &[EngineEvent]) {
+        for event in events {
             if let EngineEvent::Stored(Stored {
                 parent: Some(parent), ..
             }) = event
@@ -276,13 +293,9 @@ impl Mirror {
             + self.tellers.capacity() * 8 / 7 * (8 + 4 * TIERS + 1)
     }
 
+    #[inline]
     fn tier_of(&self, medium: Medium) -> Option<usize> {
-        let wanted = match medium {
-            Medium::Gpu => Tier::Gpu,
-            Medium::Cpu => Tier::Cpu,
-            Medium::Shared => Tier::Shared,
-        };
-        self.config.tiers.iter().position(|t| *t == wanted)
+        self.tiers_by_medium[medium as usize]
     }
 
     #[inline]
@@ -406,6 +419,7 @@ impl Mirror {
     }
 
     /// Frees a node that is idle, or keeps it a while; then its ancestors that only it kept.
+    #[inline(never)]
     fn release(&mut self, slot: Slot) {
         let keep_ghosts = self.config.tiers.len() > 1;
         let mut next = slot;

@@ -5,17 +5,10 @@ use std::collections::VecDeque;
 use cairn_index::{Batch, BatchOutcome, Confidence, DegradedReason, HolderId, Incarnation, Op, Seq};
 
 use crate::Registration;
-use crate::mirror::{Mirror, Tail};
+use crate::mirror::{Changes, Mirror};
 
 /// Batches without an answer: at 20 ms a round trip and full batches, 3 M keys/s.
 const MAX_WINDOW: usize = 16;
-
-/// One batch, and what is needed to tell parts of it again.
-#[derive(Debug)]
-struct Sent {
-    batch: Batch,
-    tails: Vec<Tail>,
-}
 
 /// What an answer of the index asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,7 +25,7 @@ pub(crate) enum Answer {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     registration: Option<Registration>,
-    window: VecDeque<Sent>,
+    window: VecDeque<Box<Changes>>,
     /// Position in the window of the next batch to send.
     unsent: usize,
     built: Seq,
@@ -80,6 +73,7 @@ impl Outbox {
     }
 
     /// The lifetime is over; nothing is sent until the next registration.
+    #[inline(never)]
     pub(crate) fn reset(&mut self, mirror: &mut Mirror) {
         mirror.tape.stop();
         self.registration = None;
@@ -134,6 +128,8 @@ impl Outbox {
         self.window.get(self.unsent - 1).map(|s| &s.batch)
     }
 
+    /// Makes the next batch, if there is something to tell.
+    #[inline]
     fn build(&mut self, mirror: &mut Mirror, confidence: Confidence) -> bool {
         let Some(registration) = &self.registration else {
             return false;
@@ -142,37 +138,28 @@ impl Outbox {
             self.window_full += 1;
             return false;
         }
-        if !mirror.has_changes() && self.told_confidence == Some(confidence) {
+        let told = self.told_confidence == Some(confidence);
+        if told && !mirror.has_changes() {
             return false;
         }
         let mut changes = mirror.next_changes(&registration.holders);
-        if self.told_confidence != Some(confidence) {
-            // Exact only once all that is known has been told.
-            let op = Op::Confidence(confidence);
-            if confidence != Confidence::Exact {
-                changes.push_first(op);
-                self.told_confidence = Some(confidence);
-            } else if mirror.backlog() == 0 {
-                changes.push(op, None);
-                self.told_confidence = Some(confidence);
-            }
+        // Exact only once all that is known has been told.
+        if !told && (confidence != Confidence::Exact || mirror.backlog() == 0) {
+            changes.push_confidence(confidence);
+            self.told_confidence = Some(confidence);
         }
-        let (ops, tails) = (changes.ops, changes.tails);
-        if ops.is_empty() {
+        let batch = &mut changes.batch;
+        if batch.ops.is_empty() {
             return false;
         }
         self.built = Seq(self.built.0 + 1);
-        let batch = Batch {
-            source: registration.source,
-            incarnation: registration.incarnation,
-            seq: self.built,
-            ops,
-        };
-        self.window.push_back(Sent { batch, tails });
+        (batch.source, batch.incarnation, batch.seq) = (registration.source, registration.incarnation, self.built);
+        self.window.push_back(changes);
         true
     }
 
     /// The index answered for a batch.
+    #[inline]
     pub(crate) fn acked(
         &mut self,
         incarnation: Incarnation,
@@ -183,6 +170,18 @@ impl Outbox {
         if self.registration.as_ref().is_none_or(|r| r.incarnation != incarnation) {
             return Answer::Done;
         }
+        match outcome {
+            BatchOutcome::Applied { unknown_anchors } if unknown_anchors.is_empty() => {
+                self.drop_up_to(seq, mirror);
+                Answer::Done
+            }
+            outcome => self.acked_otherwise(seq, outcome, mirror),
+        }
+    }
+
+    /// The index didn't simply apply a batch.
+    #[inline(never)]
+    fn acked_otherwise(&mut self, seq: Seq, outcome: &BatchOutcome, mirror: &mut Mirror) -> Answer {
         match outcome {
             BatchOutcome::Applied { unknown_anchors } => {
                 self.tell_again(seq, unknown_anchors, mirror);
@@ -212,17 +211,14 @@ impl Outbox {
     }
 
     fn tell_again(&mut self, seq: Seq, positions: &[u32], mirror: &mut Mirror) {
-        if positions.is_empty() {
-            return;
-        }
         let Some(sent) = self.window.iter().find(|s| s.batch.seq == seq) else {
             return;
         };
         for position in positions {
             self.unknown_anchors += 1;
             let op = sent.batch.ops.get(*position as usize);
-            let tail = sent.tails.get(*position as usize).copied().flatten();
-            if let (Some(Op::Store { keys, .. }), Some(tail)) = (op, tail)
+            let tail = sent.tails.get(*position as usize);
+            if let (Some(Op::Store { keys, .. }), Some(&tail)) = (op, tail)
                 && let Some(last) = keys.last()
             {
                 mirror.tell_again(tail, *last);
@@ -230,10 +226,11 @@ impl Outbox {
         }
     }
 
+    #[inline(always)]
     fn drop_up_to(&mut self, seq: Seq, mirror: &mut Mirror) {
         while self.window.front().is_some_and(|s| s.batch.seq <= seq) {
             if let Some(sent) = self.window.pop_front() {
-                mirror.tape.reuse(sent.batch.ops, sent.tails);
+                mirror.tape.reuse(sent);
             }
             self.unsent = self.unsent.saturating_sub(1);
         }

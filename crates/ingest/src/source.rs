@@ -151,8 +151,14 @@ impl Source {
     /// A live message came, whose buffers the caller may use again: it is taken away only where it isn't the next one.
     pub fn live_from(&mut self, now: Millis, batch: &mut EventBatch) {
         if self.session.takes_next(now, batch) {
-            return self.apply(batch);
+            self.apply(batch);
+        } else {
+            self.live_out_of_turn(now, batch);
         }
+    }
+
+    #[inline(never)]
+    fn live_out_of_turn(&mut self, now: Millis, batch: &mut EventBatch) {
         self.session.live(now, std::mem::take(batch));
         self.follow(now);
     }
@@ -441,6 +447,7 @@ impl Source {
         }
     }
 
+    #[inline(never)]
     fn push_effect(&mut self, effect: Effect) {
         if self.effects.back() != Some(&effect) && self.effects.len() < MAX_EFFECTS {
             self.effects.push_back(effect);

@@ -63,9 +63,8 @@ pub(super) fn write_session(out: &mut Writer, session: &Session) {
     out.u64(next);
     out.u64(last_ts.to_bits());
     out.option(process_start);
-    let recent = recent.iter();
     out.u32(recent.len() as u32);
-    for (seq, content) in recent {
+    for (seq, content) in recent.iter() {
         out.u64(seq);
         out.u64(content);
     }

@@ -85,10 +85,10 @@ impl Arena {
         (0..self.nodes.len() as u32).filter(|s| !self.get(*s).has(FREE))
     }
 
-    /// Where up to `N` hashes are found, whose lines are asked for.
+    /// Where up to [`AHEAD`] hashes are found, whose lines are asked for.
     #[inline]
-    pub(super) fn approach<const N: usize>(&self, hashes: &[EngineHash]) -> [Place; N] {
-        let mut places = [Place::default(); N];
+    pub(super) fn approach(&self, hashes: &[EngineHash]) -> [Place; AHEAD] {
+        let mut places = [Place::default(); AHEAD];
         for (place, hash) in places.iter_mut().zip(hashes) {
             *place = self.approach_one(*hash);
         }
@@ -203,6 +203,15 @@ impl Arena {
         Some(slot)
     }
 
+    /// Adds a block that nothing hangs on below its parent, unless its hash is known.
+    #[inline]
+    pub(super) fn insert_leaf(&mut self, node: Node) -> Option<Slot> {
+        self.make_room(1);
+        let slot = self.insert_link(self.by_hash.place(node.hash()), node)?;
+        self.adopt(node.parent(), slot);
+        Some(slot)
+    }
+
     /// Makes room for so many blocks more in the table of hashes. Returns whether it had to grow: then what was known of
     /// places in it is known no more.
     #[inline]
@@ -254,6 +263,17 @@ impl Arena {
     fn adopt(&mut self, parent: Slot, slot: Slot) {
         let node = &mut self.nodes[parent as usize];
         let children = node.children_low();
+        if children == COUNT_MAX || node.has(SIDE) {
+            return self.adopt_with_care(parent, slot);
+        }
+        node.add_child();
+    }
+
+    /// Like [`Arena::adopt`] where the node has many children, or something in the side table.
+    #[inline(never)]
+    fn adopt_with_care(&mut self, parent: Slot, slot: Slot) {
+        let node = &mut self.nodes[parent as usize];
+        let children = node.children_low();
         if children < COUNT_MAX {
             node.set_children_low(children + 1);
         } else {
@@ -270,6 +290,19 @@ impl Arena {
     /// A node has one child less. Returns whether that leaves it without copies and children.
     #[inline]
     pub(super) fn orphan(&mut self, parent: Slot, slot: Slot) -> bool {
+        let node = &mut self.nodes[parent as usize];
+        let children = node.children_low();
+        if children == COUNT_MAX || node.has(SIDE) {
+            self.orphan_with_care(parent, slot);
+            return self.get(parent).is_unused();
+        }
+        node.drop_child();
+        node.is_unused()
+    }
+
+    /// Like [`Arena::orphan`] where the node has many children, or something in the side table.
+    #[inline(never)]
+    fn orphan_with_care(&mut self, parent: Slot, slot: Slot) {
         let node = &mut self.nodes[parent as usize];
         let children = node.children_low();
         let more = if children == COUNT_MAX {
@@ -290,7 +323,6 @@ impl Arena {
         {
             side.children.swap_remove(at);
         }
-        self.get(parent).is_unused()
     }
 
     #[inline]
@@ -340,16 +372,24 @@ impl Arena {
         slot
     }
 
+    /// Takes out the block with this hash where it is just such a leaf; its parent must be told, by [`Arena::orphan`].
+    #[inline]
+    pub(super) fn take_leaf(&mut self, hash: EngineHash, leaf: Link) -> Option<(Slot, Node)> {
+        let place = self.by_hash.place(hash);
+        let entry = self.settle((place, self.by_hash.guess(place)), hash);
+        let node = self.nodes.get_mut(entry.slot as usize).filter(|n| n.is_only(leaf))?;
+        let taken = *node;
+        node.flags = FREE;
+        self.by_hash.take(hash, entry);
+        self.free.push(entry.slot);
+        Some((entry.slot, taken))
+    }
+
     /// Takes out the next blocks of which each is the parent of the one before: the first where it is just a `leaf`, and
     /// others where they are just `links`. The parent of the last must be told, by [`Arena::orphan`]. Returns what their
     /// keys add to a digest.
     #[inline]
-    pub(super) fn take_chain<const N: usize>(
-        &mut self,
-        next: &mut Ahead<'_, N>,
-        (leaf, link): (Link, Link),
-        going: &mut Going,
-    ) -> u64 {
+    pub(super) fn take_chain(&mut self, next: &mut Ahead<'_>, (leaf, link): (Link, Link), going: &mut Going) -> u64 {
         let Some(hash) = next.hash() else { return 0 };
         let first = self.settle((next.place(), next.guess()), hash);
         let Some(node) = self.nodes.get_mut(first.slot as usize).filter(|n| n.is_only(leaf)) else {

@@ -4,7 +4,7 @@ use cairn_blocks::{BlockKey, Depth};
 use cairn_index::{HolderId, Op};
 
 use super::Mirror;
-use super::node::{DIRTY, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
+use super::node::{DIRTY, NONE, ROOT, SENT, Slot, TIERS, TOLD_ANYWHERE};
 use super::tape::{Changes, MAX_KEYS, MAX_OPS};
 
 /// Longest walk up to something that the index knows: a chain of a million tokens at 16 a block.
@@ -27,24 +27,26 @@ impl Mirror {
     }
 
     /// What the next batch tells: first what was written down as it happened, then what was only noted.
-    pub(crate) fn next_changes(&mut self, holders: &[HolderId]) -> Changes {
-        self.tape.take().unwrap_or_else(|| {
-            let mut changes = Changes::default();
-            self.drain(holders, MAX_OPS, MAX_KEYS, &mut changes);
-            changes
-        })
+    #[inline]
+    pub(crate) fn next_changes(&mut self, holders: &[HolderId]) -> Box<Changes> {
+        match self.tape.take() {
+            Some(changes) => changes,
+            None => self.drain(holders, MAX_OPS, MAX_KEYS),
+        }
     }
 
     /// Takes changes of up to about `max_keys` keys and `max_ops` ops out of the list, in order.
-    fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize, changes: &mut Changes) {
+    #[inline(never)]
+    fn drain(&mut self, holders: &[HolderId], max_ops: usize, max_keys: usize) -> Box<Changes> {
+        let mut changes: Box<Changes> = Box::default();
         for (tier, holder) in holders.iter().enumerate().take(TIERS) {
             if std::mem::take(&mut self.clear_first[tier]) {
-                changes.push(Op::Clear { holder: *holder }, None);
+                changes.push(Op::Clear { holder: *holder }, NONE);
             }
         }
         let mut keys_left = max_keys;
-        let most = changes.ops.len().saturating_add(max_ops);
-        while changes.ops.len() < most {
+        let most = changes.batch.ops.len().saturating_add(max_ops);
+        while changes.batch.ops.len() < most {
             let Some(entry) = self.dirty.pop_front() else { break };
             let (slot, tier) = split(entry);
             self.arena.get_mut(slot).set(DIRTY << tier, false);
@@ -57,7 +59,7 @@ impl Mirror {
                 }
                 Next::Remove => {
                     if let Some(op) = self.remove_run(slot, tier, holder) {
-                        changes.push(op, None);
+                        changes.push(op, NONE);
                         keys_left = keys_left.saturating_sub(1);
                     }
                 }
@@ -65,7 +67,7 @@ impl Mirror {
                     let full_batch = keys_left == max_keys;
                     match self.store_run(slot, tier, holder, keys_left) {
                         Run::Done(op, end, keys) => {
-                            changes.push(op, Some((end, tier)));
+                            changes.push(op, end);
                             keys_left = keys_left.saturating_sub(keys);
                         }
                         Run::TooLong if full_batch => self.stats.unanchored += 1,
@@ -82,6 +84,7 @@ impl Mirror {
             }
         }
         self.swept = self.swept.min(self.dirty.len());
+        changes
     }
 
     #[inline]
@@ -386,7 +389,7 @@ impl Mirror {
 
     /// The index didn't know the anchor of a store that ended in `tail` with `last`: the whole chain is told again from
     /// its root.
-    pub(crate) fn tell_again(&mut self, (tail, _): (Slot, usize), last: BlockKey) {
+    pub(crate) fn tell_again(&mut self, tail: Slot, last: BlockKey) {
         if self.arena.live(tail).is_none_or(|n| n.key() != last) {
             return;
         }

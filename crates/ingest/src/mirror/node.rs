@@ -50,7 +50,8 @@ const COUNT: u64 = 0xf;
 /// Where in the place of a node what begins: the parent's slot, the end, children, then copies by tier.
 const END_SHIFT: u32 = 24;
 const CHILDREN_SHIFT: u32 = 48;
-const COPIES_SHIFT: [u32; TIERS] = [52, 56, 60];
+const COPIES_SHIFT: u32 = 52;
+const COPIES_BITS: u32 = 4;
 const LOW: u64 = (1 << 24) - 1;
 
 /// One engine block, or the root of a namespace.
@@ -67,6 +68,12 @@ pub(crate) struct Node {
 }
 
 const _: () = assert!(size_of::<Node>() == 26);
+
+/// Where the copies in a tier begin.
+#[inline]
+fn copies_shift(tier: usize) -> u32 {
+    COPIES_SHIFT + COPIES_BITS * tier as u32
+}
 
 impl Node {
     /// A node that nobody holds. `end` is at most [`MAX_END`].
@@ -130,15 +137,28 @@ impl Node {
         self.place = self.place & !(COUNT << CHILDREN_SHIFT) | (u64::from(children) & COUNT) << CHILDREN_SHIFT;
     }
 
+    /// One child more, of less than [`COUNT_MAX`].
+    #[inline]
+    pub(super) fn add_child(&mut self) {
+        self.place += 1 << CHILDREN_SHIFT;
+    }
+
+    /// One child less, of at least one.
+    #[inline]
+    pub(super) fn drop_child(&mut self) {
+        debug_assert!(self.children_low() > 0, "a child that wasn't counted");
+        self.place -= 1 << CHILDREN_SHIFT;
+    }
+
     /// Copies in a tier, at most [`COUNT_MAX`].
     #[inline]
     pub(super) fn copies_low(&self, tier: usize) -> u32 {
-        (self.place >> COPIES_SHIFT[tier] & COUNT) as u32
+        (self.place >> copies_shift(tier) & COUNT) as u32
     }
 
     #[inline]
     pub(super) fn set_copies_low(&mut self, tier: usize, copies: u32) {
-        let shift = COPIES_SHIFT[tier];
+        let shift = copies_shift(tier);
         self.place = self.place & !(COUNT << shift) | (u64::from(copies) & COUNT) << shift;
     }
 
@@ -151,7 +171,7 @@ impl Node {
     /// Whether there are copies in any tier.
     #[inline]
     pub(crate) fn is_held_anywhere(&self) -> bool {
-        self.place >> COPIES_SHIFT[0] != 0
+        self.place >> COPIES_SHIFT != 0
     }
 
     /// Nobody holds it, nothing hangs below it, the index knows nothing of it.
@@ -184,14 +204,14 @@ impl Link {
     /// In this tier; `flag` is the one to be set for it.
     pub(super) fn new(tier: usize, flag: u16) -> Self {
         Self {
-            counts: 1 << CHILDREN_SHIFT | 1 << COPIES_SHIFT[tier],
+            counts: 1 << CHILDREN_SHIFT | 1 << copies_shift(tier),
             flags: flag << tier,
         }
     }
 
-    /// The last of such a chain, of which the index was told.
-    pub(super) fn leaf(tier: usize) -> Self {
-        let mut leaf = Self::new(tier, SENT);
+    /// The last of such a chain.
+    pub(super) fn leaf(tier: usize, flag: u16) -> Self {
+        let mut leaf = Self::new(tier, flag);
         leaf.counts -= 1 << CHILDREN_SHIFT;
         leaf
     }

@@ -8,10 +8,13 @@ use cairn_blocks::{Depth, Token, next_key};
 use super::Mirror;
 use super::ahead::Ahead;
 use super::arena::AHEAD;
-use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SIDE, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
+use super::node::{DIRTY, Link, MAX_END, NONE, ROOT, SENT, SUSPECT, Slot, TIERS, TOLD_ANYWHERE, TWIN};
 use super::slots::Guess;
 use super::tape::{Going, Run};
 use crate::{EngineHash, Stored};
+
+/// New blocks whose lines have come are looked at so far ahead.
+const NEAR: usize = AHEAD / 4;
 
 /// How far the short way went.
 pub(super) struct Plain {
@@ -24,42 +27,84 @@ pub(super) struct Plain {
 impl Mirror {
     /// Whether a change of a tier may be told as it happens: nothing that happened before waits to be told otherwise.
     #[inline]
-    fn tells_at_once(&self, tier: usize) -> bool {
+    pub(super) fn tells_at_once(&self, tier: usize) -> bool {
         !self.mixed && self.dirty.is_empty() && self.tape.takes(tier) && self.clear_first == [false; TIERS]
     }
 
     /// Stores leading blocks of an event below `parent`.
+    #[inline(never)]
     pub(super) fn store_plain(&mut self, parent: Slot, stored: &Stored, tier: usize) -> Plain {
         let size = self.config.block_size.tokens();
         let start = self.arena.get(parent);
         let mut out = Plain { done: 0, above: parent };
         let blocks = stored.hashes.len();
         let is_plain = stored.block_size == size && stored.extra_keys.is_empty() && stored.remaining_copies.is_none();
-        let fits =
-            self.arena.len() + blocks <= self.config.max_nodes && blocks <= ((MAX_END - start.end()) / size) as usize;
-        if self.mixed || !is_plain || !fits || start.has(SIDE) || !start.end().is_multiple_of(size) {
+        let fits = self.arena.len() + blocks <= self.config.max_nodes
+            && blocks as u64 * u64::from(size) <= u64::from(MAX_END - start.end());
+        if self.mixed || !is_plain || !fits {
             return out;
         }
         let at_once = self.tells_at_once(tier);
-        while out.done < blocks {
-            let hashes = &stored.hashes[out.done..];
-            let tokens = &stored.tokens[out.done * size as usize..];
-            let fresh = if hashes.len() == 1 {
-                self.store_fresh::<1>(&mut out, hashes, tokens, tier, at_once)
-            } else {
-                self.store_fresh::<AHEAD>(&mut out, hashes, tokens, tier, at_once)
-            };
-            if fresh == 0 && !self.store_known(&mut out, hashes[0], &tokens[..size as usize], tier, at_once) {
-                break;
-            }
+        if let [hash] = stored.hashes[..] {
+            let _ = self.store_one(&mut out, hash, &stored.tokens, tier, at_once)
+                || self.store_known(&mut out, hash, &stored.tokens, tier, at_once);
+        } else {
+            self.store_many(&mut out, stored, tier, at_once);
         }
         out
     }
 
-    /// Stores leading blocks that nobody knows yet, each below the one before, of which `N` are asked for ahead. Returns
+    /// Stores leading blocks of an event of several.
+    #[inline(never)]
+    fn store_many(&mut self, out: &mut Plain, stored: &Stored, tier: usize, at_once: bool) {
+        let size = self.config.block_size.tokens() as usize;
+        while out.done < stored.hashes.len() {
+            let hashes = &stored.hashes[out.done..];
+            let tokens = &stored.tokens[out.done * size..];
+            if self.store_fresh(out, hashes, tokens, tier, at_once) == 0
+                && !self.store_known(out, hashes[0], &tokens[..size], tier, at_once)
+            {
+                break;
+            }
+        }
+    }
+
+    /// Stores a block that nobody knows yet. Returns whether it is one.
+    #[inline]
+    fn store_one(&mut self, out: &mut Plain, hash: EngineHash, tokens: &[Token], tier: usize, at_once: bool) -> bool {
+        let size = self.config.block_size.tokens();
+        let start = *self.arena.get(out.above);
+        if at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+            return false;
+        }
+        let key = next_key(start.key(), tokens, &[]);
+        let leaf = Link::leaf(tier, if at_once { SENT } else { DIRTY });
+        let Some(slot) = self
+            .arena
+            .insert_leaf(leaf.node(hash, key, out.above, start.end() + size))
+        else {
+            return false;
+        };
+        self.held[tier] += 1;
+        self.held_anywhere += 1;
+        if at_once {
+            self.told[tier].add(key);
+            let anchor = (out.above, start.key(), Depth(start.end() / size));
+            self.tape.store_one(tier, anchor, (slot, key));
+        } else {
+            self.dirty.push_back(slot | (tier as u32) << 30);
+        }
+        *out = Plain {
+            done: out.done + 1,
+            above: slot,
+        };
+        true
+    }
+
+    /// Stores leading blocks that nobody knows yet, each below the one before, of which [`AHEAD`] are asked for ahead. Returns
     /// how many.
     #[inline(never)]
-    fn store_fresh<const N: usize>(
+    fn store_fresh(
         &mut self,
         out: &mut Plain,
         hashes: &[EngineHash],
@@ -70,7 +115,7 @@ impl Mirror {
         let size = self.config.block_size.tokens();
         let start = *self.arena.get(out.above);
         // No keys are made for what is known.
-        if hashes.len() > 1 && self.arena.find(hashes[0]).is_some() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
+        if self.arena.find(hashes[0]).is_some() || at_once && !start.has(TOLD_ANYWHERE | ROOT) {
             return 0;
         }
         let (mut keys, room) = if at_once {
@@ -84,25 +129,24 @@ impl Mirror {
         let mut done = 0;
         let hashes = &hashes[..blocks];
         let size_of_block = size as usize;
-        // Places of the next blocks, each where its number is a multiple of `N` and what is left.
-        let mut places = self.arena.approach::<N>(hashes);
+        // Places of the next blocks, each where its number is a multiple of [`AHEAD`] and what is left.
+        let mut places = self.arena.approach(hashes);
         // Nearer ones are known better: what they need beside their lines, and their tokens.
-        let near = N / 4;
-        for place in &places[..near.min(blocks)] {
+        for place in &places[..NEAR.min(blocks)] {
             self.arena.look_ahead(*place);
         }
         for (hash, tokens_of_block) in hashes.iter().zip(tokens.chunks_exact(size_of_block)) {
-            if done % N == 0 && self.arena.make_room(N.min(blocks - done)) {
+            if done % AHEAD == 0 && self.arena.make_room(AHEAD.min(blocks - done)) {
                 places = self.arena.approach(&hashes[done..]);
             }
-            let place = places[done % N];
-            if let Some(further) = hashes.get(done + N) {
-                places[done % N] = self.arena.approach_one(*further);
+            let place = places[done % AHEAD];
+            if let Some(further) = hashes.get(done + AHEAD) {
+                places[done % AHEAD] = self.arena.approach_one(*further);
             }
-            if near > 0 && done + near < blocks {
-                self.arena.look_ahead(places[(done + near) % N]);
+            if done + NEAR < blocks {
+                self.arena.look_ahead(places[(done + NEAR) % AHEAD]);
                 tokens
-                    .get((done + near) * size_of_block)
+                    .get((done + NEAR) * size_of_block)
                     .into_iter()
                     .for_each(cairn_index::prefetch);
             }
@@ -180,16 +224,9 @@ impl Mirror {
             self.arena.get_mut(slot).set(SENT << tier, true);
             self.held[tier] += 1;
             self.held_anywhere += usize::from(!node.is_held_anywhere());
-            let (mut keys, _) = self.tape.begin(1);
-            keys.push(key);
-            self.tell_run(Run {
-                tier,
-                above: out.above,
-                anchor: above.key(),
-                anchor_depth: Depth(self.depth(out.above)),
-                keys,
-                tail: slot,
-            });
+            self.told[tier].add(key);
+            let anchor = (out.above, above.key(), Depth(self.depth(out.above)));
+            self.tape.store_one(tier, anchor, (slot, key));
         } else {
             self.set_copies(slot, tier, copies);
         }
@@ -201,7 +238,7 @@ impl Mirror {
     }
 
     /// Gives up the next blocks of an event's list of which each has one copy that is sure to be meant.
-    pub(super) fn remove_plain<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
+    pub(super) fn remove_plain(&mut self, next: &mut Ahead<'_>, tier: usize) {
         let at_once = self.tells_at_once(tier);
         loop {
             // With outer tiers a block that goes is remembered for a while.
@@ -216,12 +253,34 @@ impl Mirror {
         }
     }
 
+    /// Gives up a block that is sure to be meant. Returns whether there is such.
+    #[inline]
+    pub(super) fn remove_next(&mut self, hash: EngineHash, tier: usize, at_once: bool) -> bool {
+        // With outer tiers a block that goes is remembered for a while.
+        let forgets = at_once && self.config.tiers.len() == 1;
+        forgets && self.remove_leaf(hash, tier) || self.remove_known(hash, Guess::NONE, tier, at_once)
+    }
+
+    /// Gives up a block that nothing hangs on, and forgets it. Returns whether there is such.
+    #[inline]
+    fn remove_leaf(&mut self, hash: EngineHash, tier: usize) -> bool {
+        let Some((slot, node)) = self.arena.take_leaf(hash, Link::leaf(tier, SENT)) else {
+            return false;
+        };
+        self.forget_end(slot);
+        self.held[tier] -= 1;
+        self.held_anywhere -= 1;
+        self.told[tier].remove(node.key());
+        self.end_going(&Going::one(slot, &node, tier, self.config.block_size.tokens()));
+        true
+    }
+
     /// Gives up the next blocks as long as nothing hangs on them, and forgets them.
     #[inline(never)]
-    fn remove_leaves<const N: usize>(&mut self, next: &mut Ahead<'_, N>, tier: usize) {
+    fn remove_leaves(&mut self, next: &mut Ahead<'_>, tier: usize) {
         let size = self.config.block_size.tokens();
         // The next one above a block that went still counts that as its child.
-        let links = (Link::leaf(tier), Link::new(tier, SENT));
+        let links = (Link::leaf(tier, SENT), Link::new(tier, SENT));
         let before = next.done();
         let mut digest = 0u64;
         while next.hash().is_some() {
@@ -230,7 +289,7 @@ impl Mirror {
             if going.count == 0 {
                 break;
             }
-            self.end_going(going);
+            self.end_going(&going);
         }
         let gone = next.done() - before;
         if gone > 0 && self.arena.live(self.last_end.0).is_none() {
@@ -244,7 +303,8 @@ impl Mirror {
     }
 
     /// Tells of blocks that went, and that the one above them has a child less.
-    fn end_going(&mut self, going: Going) {
+    #[inline(always)]
+    fn end_going(&mut self, going: &Going) {
         self.tape.remove(going);
         if self.arena.orphan(going.parent, going.slot) && self.arena.get(going.parent).is_idle() {
             return self.release(going.parent);
@@ -280,14 +340,8 @@ impl Mirror {
             return true;
         }
         self.told[tier].remove(node.key());
-        self.tape.remove(Going {
-            slot,
-            parent: node.parent(),
-            key: node.key(),
-            end: node.end(),
-            count: 1,
-            ..Going::none(tier, self.config.block_size.tokens())
-        });
+        let size = self.config.block_size.tokens();
+        self.tape.remove(&Going::one(slot, &node, tier, size));
         if node.is_idle() {
             self.release(slot);
         }

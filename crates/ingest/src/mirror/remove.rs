@@ -1,16 +1,13 @@
 //! Copies that an engine gave up.
 
-use super::Mirror;
 use super::ahead::Ahead;
-use super::arena::AHEAD;
 use super::node::{Slot, TWIN};
 use super::store::remaining;
-use crate::{EngineHash, RefusalReason, Removed};
-
-/// Up to so many blocks need no large room.
-const FEW: usize = 4;
+use super::{BLOCKS_AHEAD, Mirror};
+use crate::{RefusalReason, Removed};
 
 impl Mirror {
+    #[inline(never)]
     pub(super) fn remove(&mut self, removed: &Removed) {
         let Some(tier) = self.tier_of(removed.medium) else {
             return self.refuse(RefusalReason::NoHolder);
@@ -18,29 +15,47 @@ impl Mirror {
         if !self.groups.removes(removed.group) {
             return;
         }
-        if removed.hashes.len() <= FEW {
-            self.remove_in::<FEW>(removed, tier);
+        if removed.hashes.len() <= BLOCKS_AHEAD {
+            self.remove_few(removed, tier);
         } else {
-            self.remove_in::<AHEAD>(removed, tier);
+            self.remove_many(removed, tier);
         }
         self.sweep();
     }
 
-    /// Removes blocks that are asked for `N` ahead.
-    fn remove_in<const N: usize>(&mut self, removed: &Removed, tier: usize) {
-        let mut next = Ahead::<N>::new(&self.arena, &removed.hashes);
+    /// Removes few blocks, which mostly were asked for with their message.
+    #[inline]
+    fn remove_few(&mut self, removed: &Removed, tier: usize) {
+        let mut at_once = self.tells_at_once(tier);
+        for (i, hash) in removed.hashes.iter().enumerate() {
+            if removed.remaining_copies.is_none() && self.remove_next(*hash, tier, at_once) {
+                continue;
+            }
+            self.remove_with_care(removed, i, tier);
+            at_once = self.tells_at_once(tier);
+        }
+    }
+
+    /// Removes blocks that are asked for ahead.
+    #[inline(never)]
+    fn remove_many(&mut self, removed: &Removed, tier: usize) {
+        let mut next = Ahead::new(&self.arena, &removed.hashes);
         while next.hash().is_some() {
             if removed.remaining_copies.is_none() {
                 self.remove_plain(&mut next, tier);
             }
-            let Some(hash) = next.hash() else { break };
-            let remaining = remaining(removed.remaining_copies.as_deref(), next.done());
-            self.remove_one(hash, tier, remaining, removed.cache_salt.as_deref());
-            next.advance(&self.arena);
+            if next.hash().is_some() {
+                self.remove_with_care(removed, next.done(), tier);
+                next.advance(&self.arena);
+            }
         }
     }
 
-    fn remove_one(&mut self, hash: EngineHash, tier: usize, remaining: Option<u32>, salt: Option<&str>) {
+    /// Removes one of an event's blocks, whichever is meant and however many copies there are.
+    #[inline(never)]
+    fn remove_with_care(&mut self, removed: &Removed, at: usize, tier: usize) {
+        let hash = removed.hashes[at];
+        let remaining = remaining(removed.remaining_copies.as_deref(), at);
         let found = self.arena.find(hash);
         if let Some(slot) = found.filter(|s| !self.arena.get(*s).has(TWIN)) {
             if self.arena.get(slot).is_held(tier) {
@@ -54,7 +69,7 @@ impl Mirror {
                 .filter(|s| self.arena.get(*s).is_held(tier))
                 .collect();
             if holding.len() > 1
-                && let Some(salt) = salt
+                && let Some(salt) = &removed.cache_salt
             {
                 let root = self.namespace_root("", salt);
                 let of_salt: Vec<Slot> = holding

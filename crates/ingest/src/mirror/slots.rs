@@ -247,16 +247,16 @@ impl SlotTable {
     /// Returns whether it did.
     #[inline(always)]
     pub(crate) fn add_new(&mut self, place: Place, slot: Slot, accept: impl FnMut(Slot) -> bool) -> bool {
-        if let Some(line) = self.buckets.get_mut(place.bucket() as usize)
-            && line.alike(place.tag()).is_nowhere()
-            && line.passed(place.group()) == 0
-            && let Some(at) = line.vacancy()
-        {
-            line.put(at, place.tag(), slot);
-            self.len += 1;
-            return true;
+        let line = &mut self.buckets[place.bucket() as usize];
+        if !line.alike(place.tag()).is_nowhere() || line.passed(place.group()) > 0 {
+            return self.add_if_new(place, slot, accept);
         }
-        self.add_if_new(place, slot, accept)
+        self.len += 1;
+        match line.vacancy() {
+            Some(at) => line.put(at, place.tag(), slot),
+            None => self.put(place, slot),
+        }
+        true
     }
 
     #[inline(never)]

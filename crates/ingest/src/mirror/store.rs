@@ -19,6 +19,7 @@ enum Start {
 }
 
 impl Mirror {
+    #[inline(never)]
     pub(super) fn store(&mut self, stored: &Stored) {
         let Some(tier) = self.tier_of(stored.medium) else {
             return self.refuse(RefusalReason::NoHolder);
@@ -70,16 +71,26 @@ impl Mirror {
         let Some(parent) = stored.parent else {
             return Start::Below(self.start_at_root(stored));
         };
-        // Mostly it goes on where the chain before ended.
-        let (end, _) = self.last_end;
-        let memo = self.arena.node(end).filter(|n| n.hash() == parent).map(|_| end);
-        let Some(found) = memo.or_else(|| self.arena.find(parent)) else {
+        if stored.cache_salt.is_none()
+            && let Some(end) = self.last_of(parent)
+        {
+            return Start::Below(end);
+        }
+        let Some(found) = self.arena.find(parent) else {
             return Start::Unknown(parent);
         };
         if !self.arena.get(found).has(TWIN) && stored.cache_salt.is_none() {
             return Start::Below(found);
         }
         self.start_among(parent, stored)
+    }
+
+    /// The end of the last chain that was stored, if that alone has the hash: mostly the next one goes on there.
+    #[inline]
+    pub(super) fn last_of(&self, hash: EngineHash) -> Option<Slot> {
+        let (end, _) = self.last_end;
+        let node = self.arena.node(end)?;
+        (node.hash() == hash && !node.has(TWIN)).then_some(end)
     }
 
     #[inline(never)]
@@ -111,6 +122,7 @@ impl Mirror {
         }
     }
 
+    #[inline(always)]
     fn store_below(&mut self, parent: Slot, stored: &Stored, tier: usize) {
         if tier == 0 {
             self.confirm_above(parent);
@@ -121,14 +133,13 @@ impl Mirror {
         } else {
             plainly.above
         };
-        let parent_node = *self.arena.get(parent);
         self.last_end = match self.last_end {
-            _ if parent_node.has(ROOT) => (above, parent),
             (end, root) if end == parent => (above, root),
+            _ if self.arena.get(parent).has(ROOT) => (above, parent),
             _ => (NONE, NONE),
         };
         // A root that nothing could be stored below goes again.
-        if above == parent && parent_node.is_idle() {
+        if above == parent && self.arena.get(parent).is_idle() {
             self.release(parent);
         }
         if !self.quarantine.is_empty() {

@@ -62,7 +62,15 @@ impl Mirror {
     }
 
     /// A block was computed on the GPU below this node, so the engine held every block above it.
+    #[inline(always)]
     pub(super) fn confirm_above(&mut self, slot: Slot) {
+        if self.arena.get(slot).flags & (SUSPECT | DROPPED) != 0 {
+            self.confirm_from(slot);
+        }
+    }
+
+    #[inline(never)]
+    fn confirm_from(&mut self, slot: Slot) {
         let mut at = slot;
         while self.arena.get(at).flags & (SUSPECT | DROPPED) != 0 {
             self.confirm(at);

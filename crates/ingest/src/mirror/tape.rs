@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use cairn_blocks::{BlockKey, Depth};
-use cairn_index::{HolderId, Op};
+use cairn_index::{Batch, Confidence, HolderId, Incarnation, Op, Seq, SourceId};
 
-use super::node::{NONE, Slot};
+use super::node::{NONE, Node, Slot};
 
 /// Keys in one batch: 32 KiB, half of what a log entry should have.
 pub(crate) const MAX_KEYS: usize = 4 << 10;
@@ -15,34 +15,67 @@ pub(crate) const MAX_OPS: usize = 1 << 10;
 /// block by block instead, where it coalesces: an index that is away costs no more than what is held.
 const MAX_CLOSED: usize = 1;
 
-/// The last node of a store, and its tier: what is needed to take a store back.
-pub(crate) type Tail = Option<(Slot, usize)>;
-
-/// Ops with their tails: what goes in one batch.
-#[derive(Debug, Default)]
+/// A batch that is being made, and what is needed to tell parts of it again.
+#[derive(Debug)]
 pub(crate) struct Changes {
-    pub(crate) ops: Vec<Op>,
-    /// One for each op.
-    pub(crate) tails: Vec<Tail>,
+    /// Whose it is and its number are only known once it is complete.
+    pub(crate) batch: Batch,
+    /// One for each op: the last node of a store, by which it is told again, or [`NONE`].
+    pub(crate) tails: Vec<Slot>,
     /// Keys in all its stores, and one for each removal.
     keys: usize,
 }
 
+impl Default for Changes {
+    fn default() -> Self {
+        Self {
+            batch: Batch {
+                source: SourceId(0),
+                incarnation: Incarnation(0),
+                seq: Seq(0),
+                ops: Vec::new(),
+            },
+            tails: Vec::new(),
+            keys: 0,
+        }
+    }
+}
+
 impl Changes {
+    /// Ops whose buffers are kept: what a few steps of decoding change.
+    const KEPT_OPS: usize = 16;
+
     /// Adds an op.
-    pub(crate) fn push(&mut self, op: Op, tail: Tail) {
-        self.ops.push(op);
+    pub(crate) fn push(&mut self, op: Op, tail: Slot) {
+        self.batch.ops.push(op);
         self.tails.push(tail);
     }
 
-    /// Puts an op before all others.
-    pub(crate) fn push_first(&mut self, op: Op) {
-        self.ops.insert(0, op);
-        self.tails.insert(0, None);
+    /// Adds what may be claimed: that all is exact once the rest is told, anything else before the rest.
+    #[inline(never)]
+    pub(crate) fn push_confidence(&mut self, confidence: Confidence) {
+        let op = Op::Confidence(confidence);
+        if confidence == Confidence::Exact {
+            return self.push(op, NONE);
+        }
+        self.batch.ops.insert(0, op);
+        self.tails.insert(0, NONE);
     }
 
     fn is_full(&self) -> bool {
-        self.ops.len() >= MAX_OPS || self.keys >= MAX_KEYS
+        self.batch.ops.len() >= MAX_OPS || self.keys >= MAX_KEYS
+    }
+
+    /// Whether its buffers are small.
+    fn is_small(&self) -> bool {
+        self.batch.ops.capacity() <= Self::KEPT_OPS && self.tails.capacity() <= Self::KEPT_OPS
+    }
+
+    fn memory_bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.batch.ops.capacity() * size_of::<Op>()
+            + self.tails.capacity() * size_of::<Slot>()
+            + self.keys * size_of::<BlockKey>()
     }
 }
 
@@ -100,6 +133,20 @@ impl Going {
         }
     }
 
+    /// One block.
+    #[inline]
+    pub(super) fn one(slot: Slot, node: &Node, tier: usize, size: u32) -> Self {
+        Self {
+            tier,
+            slot,
+            parent: node.parent(),
+            key: node.key(),
+            end: node.end(),
+            count: 1,
+            size,
+        }
+    }
+
     fn depth(&self) -> Depth {
         Depth(self.end / self.size)
     }
@@ -110,16 +157,15 @@ impl Going {
 pub(crate) struct Tape {
     /// Whom ops are about, by tier; empty while nothing may be told.
     holders: Vec<HolderId>,
-    closed: VecDeque<Changes>,
-    open: Changes,
+    closed: VecDeque<Box<Changes>>,
+    open: Box<Changes>,
     last: Last,
-    /// Room for the keys of a short store.
-    spare: Vec<BlockKey>,
+    /// Room for the next changes, and for the keys of short stores.
+    spare: Option<Box<Changes>>,
+    spare_keys: Vec<Vec<BlockKey>>,
 }
 
 impl Tape {
-    /// Ops whose buffers are kept: what a few steps of decoding change.
-    const KEPT_OPS: usize = 16;
     /// Keys whose buffer is kept.
     const KEPT_KEYS: usize = 64;
 
@@ -137,7 +183,7 @@ impl Tape {
     /// Forgets what wasn't told.
     pub(crate) fn discard(&mut self) {
         self.closed = VecDeque::new();
-        self.open = Changes::default();
+        *self.open = Changes::default();
         self.last = Last::Other;
     }
 
@@ -148,7 +194,7 @@ impl Tape {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.open.ops.is_empty() && self.closed.is_empty()
+        self.open.batch.ops.is_empty() && self.closed.is_empty()
     }
 
     /// Keys that wait.
@@ -157,24 +203,27 @@ impl Tape {
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let of = |changes: &Changes| {
-            changes.ops.capacity() * size_of::<Op>()
-                + changes.tails.capacity() * size_of::<Tail>()
-                + changes.keys * size_of::<BlockKey>()
-        };
-        of(&self.open) + self.closed.iter().map(of).sum::<usize>() + self.spare.capacity() * size_of::<BlockKey>()
+        let changes = self.closed.iter().chain([&self.open]).chain(&self.spare);
+        let keys: usize = self.spare_keys.iter().map(Vec::capacity).sum();
+        changes.map(|c| c.memory_bytes()).sum::<usize>() + keys * size_of::<BlockKey>()
     }
 
     /// The next batch's changes, oldest first.
-    pub(crate) fn take(&mut self) -> Option<Changes> {
+    pub(crate) fn take(&mut self) -> Option<Box<Changes>> {
         if let Some(changes) = self.closed.pop_front() {
             return Some(changes);
         }
-        if self.open.ops.is_empty() {
+        if self.open.batch.ops.is_empty() {
             return None;
         }
+        Some(self.close())
+    }
+
+    /// Ends the open batch.
+    fn close(&mut self) -> Box<Changes> {
         self.last = Last::Other;
-        Some(std::mem::take(&mut self.open))
+        let next = self.spare.take().unwrap_or_default();
+        std::mem::replace(&mut self.open, next)
     }
 
     /// Room for the keys of a run, and how many it may have.
@@ -182,7 +231,7 @@ impl Tape {
     pub(super) fn begin(&mut self, keys: usize) -> (Vec<BlockKey>, usize) {
         self.make_room();
         let room = MAX_KEYS - self.open.keys;
-        let mut buffer = std::mem::take(&mut self.spare);
+        let mut buffer = self.spare_keys.pop().unwrap_or_default();
         buffer.reserve(keys.min(room));
         (buffer, room)
     }
@@ -190,9 +239,14 @@ impl Tape {
     #[inline]
     fn make_room(&mut self) {
         if self.open.is_full() {
-            self.last = Last::Other;
-            self.closed.push_back(std::mem::take(&mut self.open));
+            self.close_full();
         }
+    }
+
+    #[cold]
+    fn close_full(&mut self) {
+        let full = self.close();
+        self.closed.push_back(full);
     }
 
     /// Adds a run that [`Tape::begin`] made room for; it may be empty.
@@ -201,24 +255,61 @@ impl Tape {
             return self.keep(run.keys);
         }
         self.open.keys += run.keys.len();
-        let joins = Last::Store {
-            tier: run.tier,
-            tail: run.above,
-        };
-        let joined = self.last == joins;
+        match self.store_before(run.tier, run.above, run.tail) {
+            Some(keys) => {
+                keys.extend_from_slice(&run.keys);
+                run.keys.clear();
+                self.keep(run.keys);
+            }
+            None => self.push_store(run),
+        }
+    }
+
+    /// Adds one block.
+    #[inline(always)]
+    pub(super) fn store_one(
+        &mut self,
+        tier: usize,
+        (above, anchor, anchor_depth): (Slot, BlockKey, Depth),
+        (tail, key): (Slot, BlockKey),
+    ) {
+        self.make_room();
+        self.open.keys += 1;
+        if let Some(keys) = self.store_before(tier, above, tail) {
+            return keys.push(key);
+        }
+        let mut keys = self.spare_keys.pop().unwrap_or_default();
+        keys.push(key);
+        self.push_store(Run {
+            tier,
+            above,
+            anchor,
+            anchor_depth,
+            keys,
+            tail,
+        });
+    }
+
+    /// The keys of the last op where it is a store down to `above`; it goes on to `tail`.
+    #[inline]
+    fn store_before(&mut self, tier: usize, above: Slot, tail: Slot) -> Option<&mut Vec<BlockKey>> {
+        if self.last != (Last::Store { tier, tail: above }) {
+            return None;
+        }
+        self.last = Last::Store { tier, tail };
+        *self.open.tails.last_mut()? = tail;
+        match self.open.batch.ops.last_mut() {
+            Some(Op::Store { keys, .. }) => Some(keys),
+            Some(_) | None => None,
+        }
+    }
+
+    #[inline]
+    fn push_store(&mut self, run: Run) {
         self.last = Last::Store {
             tier: run.tier,
             tail: run.tail,
         };
-        let tail = Some((run.tail, run.tier));
-        if joined
-            && let (Some(Op::Store { keys, .. }), Some(last)) = (self.open.ops.last_mut(), self.open.tails.last_mut())
-        {
-            keys.extend_from_slice(&run.keys);
-            *last = tail;
-            run.keys.clear();
-            return self.keep(run.keys);
-        }
         let op = Op::Store {
             holder: self.holders[run.tier],
             anchor: run.anchor,
@@ -226,37 +317,45 @@ impl Tape {
             skip: 0,
             keys: run.keys,
         };
-        self.open.push(op, tail);
+        self.open.push(op, run.tail);
     }
 
     /// Adds a removal: to the one before where they are neighbours; a block that was only just stored isn't told of
     /// at all.
-    pub(super) fn remove(&mut self, going: Going) {
-        if going.count == 0 {
-            return;
+    #[inline(always)]
+    pub(super) fn remove(&mut self, going: &Going) {
+        if self.last == Last::Other {
+            self.push_removal(going, going.key, going.depth());
+        } else {
+            self.remove_after(*going);
         }
+    }
+
+    #[inline(never)]
+    fn remove_after(&mut self, going: Going) {
         match &mut self.last {
             Last::Remove { tier, above, .. } if *above == going.slot && *tier == going.tier => {
                 *above = going.parent;
-                if let Some(Op::Remove { count, .. }) = self.open.ops.last_mut() {
+                if let Some(Op::Remove { count, .. }) = self.open.batch.ops.last_mut() {
                     *count += going.count;
                 }
             }
             Last::Remove { tier, deepest, .. } if *deepest == going.parent && *tier == going.tier => {
                 *deepest = going.slot;
-                if let Some(Op::Remove { key, depth, count, .. }) = self.open.ops.last_mut() {
+                if let Some(Op::Remove { key, depth, count, .. }) = self.open.batch.ops.last_mut() {
                     (*key, *depth) = (going.key, going.depth());
                     *count += going.count;
                 }
             }
-            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => self.unstore(going),
+            Last::Store { tier, tail } if *tail == going.slot && *tier == going.tier => self.unstore(&going),
             Last::Remove { .. } | Last::Store { .. } | Last::Other => {
-                self.push_removal(going, going.key, going.depth());
+                self.push_removal(&going, going.key, going.depth());
             }
         }
     }
 
-    fn push_removal(&mut self, going: Going, key: BlockKey, depth: Depth) {
+    #[inline(always)]
+    fn push_removal(&mut self, going: &Going, key: BlockKey, depth: Depth) {
         self.make_room();
         self.open.keys += 1;
         self.last = Last::Remove {
@@ -270,19 +369,20 @@ impl Tape {
             depth,
             count: going.count,
         };
-        self.open.push(op, None);
+        self.open.push(op, NONE);
     }
 
     /// The last blocks of the last store go again, and perhaps more above them.
-    fn unstore(&mut self, mut going: Going) {
-        let (Some(Op::Store { keys, .. }), Some(tail)) = (self.open.ops.last_mut(), self.open.tails.last_mut()) else {
+    fn unstore(&mut self, going: &Going) {
+        let (Some(Op::Store { keys, .. }), Some(tail)) = (self.open.batch.ops.last_mut(), self.open.tails.last_mut())
+        else {
             return;
         };
         let stored = keys.len() as u32;
         if going.count < stored {
             keys.truncate((stored - going.count) as usize);
             self.open.keys -= going.count as usize;
-            *tail = Some((going.parent, going.tier));
+            *tail = going.parent;
             self.last = Last::Store {
                 tier: going.tier,
                 tail: going.parent,
@@ -297,38 +397,43 @@ impl Tape {
             anchor,
             anchor_depth,
             ..
-        }) = self.open.ops.pop()
+        }) = self.open.batch.ops.pop()
         {
             keys.clear();
             self.keep(keys);
-            going.count -= stored;
-            if going.count > 0 {
+            if going.count > stored {
                 // Nothing more can hang below the deepest one: what did is gone.
-                going.slot = NONE;
-                self.push_removal(going, anchor, anchor_depth);
+                let rest = Going {
+                    slot: NONE,
+                    count: going.count - stored,
+                    ..*going
+                };
+                self.push_removal(&rest, anchor, anchor_depth);
             }
         }
     }
 
     /// Keeps an empty buffer of keys, where it is small: an agent has many sources.
     fn keep(&mut self, keys: Vec<BlockKey>) {
-        if self.spare.capacity() == 0 && keys.capacity() <= Self::KEPT_KEYS {
-            self.spare = keys;
+        if self.spare_keys.len() < Changes::KEPT_OPS && keys.capacity() <= Self::KEPT_KEYS {
+            self.spare_keys.push(keys);
         }
     }
 
     /// Takes over the buffers of changes that nobody needs any more, where they are small.
-    pub(crate) fn reuse(&mut self, mut ops: Vec<Op>, mut tails: Vec<Tail>) {
-        if self.open.ops.capacity() > 0 || ops.capacity() > Self::KEPT_OPS || tails.capacity() > Self::KEPT_OPS {
+    #[inline(never)]
+    pub(crate) fn reuse(&mut self, mut changes: Box<Changes>) {
+        if self.spare.is_some() || !changes.is_small() {
             return;
         }
-        for op in ops.drain(..) {
+        while let Some(op) = changes.batch.ops.pop() {
             if let Op::Store { mut keys, .. } = op {
                 keys.clear();
                 self.keep(keys);
             }
         }
-        tails.clear();
-        (self.open.ops, self.open.tails) = (ops, tails);
+        changes.tails.clear();
+        changes.keys = 0;
+        self.spare = Some(changes);
     }
 }

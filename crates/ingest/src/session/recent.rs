@@ -1,31 +1,46 @@
 //! The contents of the last applied batches, to tell a repeated batch from a new life's.
 
-use std::collections::VecDeque;
-
 /// How many are kept: more than any reordering or overlap of replay and live messages.
 const MAX_RECENT: usize = 256;
 
-/// Seq and content hash of the last applied batches, ascending.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Recent(VecDeque<(u64, u64)>);
+/// Seq and content hash of the last applied batches.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recent {
+    /// Ascending from `oldest` on, and before it.
+    batches: Vec<(u64, u64)>,
+    /// Which one the next takes the place of, once there are so many.
+    oldest: usize,
+}
 
 impl Recent {
+    #[inline]
     pub(crate) fn push(&mut self, seq: u64, content: u64) {
-        if self.0.len() == MAX_RECENT {
-            self.0.pop_front();
+        if self.batches.len() < MAX_RECENT {
+            return self.add(seq, content);
         }
-        self.0.push_back((seq, content));
+        self.batches[self.oldest] = (seq, content);
+        self.oldest = (self.oldest + 1) % MAX_RECENT;
+    }
+
+    #[inline(never)]
+    fn add(&mut self, seq: u64, content: u64) {
+        self.batches.push((seq, content));
     }
 
     /// Content of the batch with this seq, if it is among the last.
     pub(crate) fn content(&self, seq: u64) -> Option<u64> {
-        self.0
-            .binary_search_by_key(&seq, |(s, _)| *s)
-            .ok()
-            .map(|at| self.0[at].1)
+        let batch = self.batches.iter().find(|(s, _)| *s == seq)?;
+        Some(batch.1)
     }
 
-    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + '_ {
-        self.0.iter().copied()
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// Seq and content, ascending.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let (later, earlier) = self.batches.split_at(self.oldest);
+        earlier.iter().chain(later).copied()
     }
 }
