@@ -113,6 +113,17 @@ fn entries() -> Vec<Entry> {
     ]
 }
 
+const HELP: &str = "\
+Cairn's index beside the public ones, on one event log
+
+  --quick        the workloads of the marks, under six minutes (default)
+  --full         all workloads, worker counts and kinds of holes
+  --json FILE    writes every row and mark
+  --data DIR     the folder of the public traces, else CAIRN_DATA
+  --only TEXT    only workloads and parts whose name contains it
+  --index TEXT   only indexes whose name contains it
+  --strict       a missed mark is an error";
+
 struct Options {
     full: bool,
     json: Option<PathBuf>,
@@ -142,9 +153,11 @@ fn options() -> anyhow::Result<Options> {
             "--only" => options.only = value()?,
             "--index" => options.index = value()?,
             "--strict" => options.strict = true,
-            _ => bail!(
-                "unknown option {arg}: --quick | --full, --json FILE, --data DIR, --only TEXT, --index TEXT, --strict"
-            ),
+            "-h" | "--help" => {
+                println!("{HELP}");
+                std::process::exit(0);
+            }
+            _ => bail!("unknown option {arg}; --help lists the options"),
         }
     }
     Ok(options)

@@ -7,7 +7,7 @@ use super::run::RunId;
 use super::runs::{Below, Spot};
 use super::shares::Share;
 use super::{Cursor, DEPTH_MAX, Removed, Residency, Stored};
-use crate::HolderId;
+use crate::{HolderId, mix};
 
 /// A stretch of one run.
 #[derive(Clone, Copy)]
@@ -60,9 +60,11 @@ impl Residency {
         if keys.len() > deep || self.weight() >= self.weight_max {
             return Stored::Full;
         }
-        if skip == 0 && self.ends_with(last, holder, anchor, anchor_depth.0, keys) {
+        if skip == 0
+            && let Some(share) = self.ends_with(last, holder, anchor, anchor_depth.0, keys)
+        {
             return Stored::Done {
-                new_blocks: self.lengthen(holder, last, keys),
+                new_blocks: self.lengthen(share, last, keys),
             };
         }
         let at = match anchor_depth.0 {
@@ -90,38 +92,34 @@ impl Residency {
         }
     }
 
-    /// Whether these keys just lengthen the run and the share that the holder stored to last, as while it decodes.
-    fn ends_with(&self, id: RunId, holder: HolderId, anchor: BlockKey, depth: u32, keys: &[BlockKey]) -> bool {
-        let (Some(run), Some(&first)) = (self.runs.runs.get(id.0 as usize), keys.first()) else {
-            return false;
+    /// The holder's share of the run that it stored to last, where these keys just lengthen both, as while it decodes.
+    #[inline]
+    fn ends_with(&self, id: RunId, holder: HolderId, anchor: BlockKey, depth: u32, keys: &[BlockKey]) -> Option<Share> {
+        let run = self.runs.runs.get(id.0 as usize)?;
+        let &first = keys.first()?;
+        if run.last != anchor || run.len == 0 || run.base + run.len != depth {
+            return None;
+        }
+        let share = run.shares.find(holder)?;
+        let at = Spot {
+            run: id,
+            offset: run.len,
         };
-        run.last == anchor
-            && run.len > 0
-            && run.base + run.len == depth
-            && run.shares.find(holder).is_some_and(|share| share.cut() == run.len)
-            && matches!(
-                self.runs.below(
-                    Some(Spot {
-                        run: id,
-                        offset: run.len
-                    }),
-                    anchor,
-                    first
-                ),
-                Below::Nothing
-            )
+        let is_new = || matches!(self.runs.below(Some(at), anchor, first), Below::Nothing);
+        (share.cut() == run.len && is_new()).then_some(share)
     }
 
-    /// Adds keys to the end of a run, and to the share of the holder that ends there.
-    fn lengthen(&mut self, holder: HolderId, id: RunId, keys: &[BlockKey]) -> u32 {
+    /// Adds keys to the end of a run, and to the share that ends there.
+    #[inline]
+    fn lengthen(&mut self, share: Share, id: RunId, keys: &[BlockKey]) -> u32 {
+        let holder = share.holder();
         let run = self.runs.get_mut(id);
-        let (old_end, old_len) = (run.last, run.len);
-        let share = run.shares.find(holder).expect("the caller found the share");
+        let old_end = run.last;
         run.shares
-            .set(Share::new(holder, old_len + keys.len() as u32, share.holes()));
+            .set(Share::new(holder, run.len + keys.len() as u32, share.holes()));
         self.runs.extend(id, keys);
         self.state_mut(holder)
-            .expect("the caller checked the holder")
+            .expect("the caller found the share")
             .digest
             .add_all(keys);
         self.move_end(holder, Cursor::Store, id, old_end);
@@ -259,6 +257,10 @@ impl Residency {
     ///
     /// Nothing happens where the holder doesn't hold `key` at `depth`; blocks above it that it doesn't hold are passed over.
     pub fn remove(&mut self, holder: HolderId, key: BlockKey, depth: Depth, count: u32) -> Removed {
+        if let Some(run) = self.ends_with_removed(holder, key, depth.0, count) {
+            self.shorten(holder, run, count);
+            return Removed { blocks: count };
+        }
         if count == 1
             && self.reads_ahead()
             && self.state(holder).is_some()
@@ -299,6 +301,37 @@ impl Residency {
         }
         self.removed_from(holder, spot.run);
         Removed { blocks }
+    }
+
+    /// The run that the holder removed from last, where its last blocks are just those that are to go, are the last of the
+    /// holder's whole share too, and leave some of it: as where a chain is evicted from its end.
+    fn ends_with_removed(&self, holder: HolderId, key: BlockKey, depth: u32, count: u32) -> Option<RunId> {
+        let [stored, id] = self.state(holder)?.last;
+        let run = self.runs.runs.get(id.0 as usize)?;
+        if run.last != key || run.base + run.len != depth || count == 0 || count >= run.len {
+            return None;
+        }
+        let share = run.shares.find(holder)?;
+        // What was stored to last is looked through first.
+        let is_first = stored == id || self.runs.spot_of(stored, key, depth).is_none();
+        (share.cut() == run.len && !share.holes() && is_first).then_some(id)
+    }
+
+    /// Takes the last keys of a run out of the share of the holder that ends there.
+    fn shorten(&mut self, holder: HolderId, id: RunId, count: u32) {
+        let run = self.runs.get_mut(id);
+        let (old_end, old_len) = (run.last, run.len);
+        let cut = old_len - count;
+        run.shares.set(Share::new(holder, cut, false));
+        let sum = match count {
+            1 => mix(old_end),
+            _ => self.runs.mix(self.runs.get(id), cut, old_len),
+        };
+        let digest = &mut self.state_mut(holder).expect("the caller found the share").digest;
+        digest.blocks -= u64::from(count);
+        digest.digest = digest.digest.wrapping_sub(sum);
+        self.move_end(holder, Cursor::Removal, id, old_end);
+        self.runs.trim(id);
     }
 
     /// Like [`Residency::remove`] for the one block just above a place, which the holder may lack.

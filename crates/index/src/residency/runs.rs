@@ -292,7 +292,9 @@ impl Runs {
         let mut left = keys;
         let mut at = run.len as usize;
         let chunks = (at + keys.len()).div_ceil(CHUNK_KEYS);
-        run.chunks.reserve_exact(chunks - run.chunks.len());
+        if chunks > run.chunks.len() {
+            run.chunks.reserve_exact(chunks - run.chunks.len());
+        }
         while !left.is_empty() {
             let within = at % CHUNK_KEYS;
             if within == 0 {
@@ -338,8 +340,11 @@ impl Runs {
         let run = &mut self.runs[id.0 as usize];
         self.known -= u64::from(run.len - end);
         run.len = end;
-        for chunk in run.chunks.drain((end as usize).div_ceil(CHUNK_KEYS)..) {
-            self.arena.release(chunk);
+        let chunks = (end as usize).div_ceil(CHUNK_KEYS);
+        if chunks < run.chunks.len() {
+            for chunk in run.chunks.drain(chunks..) {
+                self.arena.release(chunk);
+            }
         }
         let last = end as usize - 1;
         run.last = self.arena.chunk(run.chunks[last / CHUNK_KEYS])[last % CHUNK_KEYS];
