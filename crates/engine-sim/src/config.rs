@@ -136,7 +136,7 @@ pub struct EventsConfig {
     pub endpoint: String,
     /// Whether that endpoint is bound; otherwise the publisher connects to it and the subscriber binds.
     pub bind: bool,
-    /// Where rank 0 answers replay requests; empty for nowhere.
+    /// Where rank 0 answers replay requests; empty where it answers none.
     pub replay_endpoint: String,
     /// Batches kept for replay.
     pub buffer_steps: usize,

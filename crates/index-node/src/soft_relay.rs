@@ -99,7 +99,7 @@ async fn relay(peers: Peers, address: String, mut frames: broadcast::Receiver<Gr
             tracing::info!(
                 address,
                 message = status.message(),
-                "soft state isn't relayed to this node for now"
+                "this node takes no soft state; it is tried again until it does"
             );
         }
         reachable = ended.is_ok();

@@ -162,7 +162,7 @@ hashes = "int"
 endpoint = "tcp://127.0.0.1:0"
 # false: connect to that endpoint instead; the subscriber binds it.
 bind = true
-# Where rank 0 answers replay requests; empty for nowhere.
+# Where rank 0 answers replay requests; empty where it answers none.
 replay_endpoint = "tcp://127.0.0.1:0"
 # Batches kept for replay.
 buffer_steps = 10000

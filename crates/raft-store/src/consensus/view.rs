@@ -37,7 +37,7 @@ pub struct NodeView {
     pub last_log: u64,
     /// Where the current snapshot stands, 0 for none.
     pub snapshot: u64,
-    /// Where the log is cut, 0 for nowhere.
+    /// Where the log is cut, 0 where it is whole.
     pub purged: u64,
     /// The membership.
     pub members: Vec<MemberView>,
