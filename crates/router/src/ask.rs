@@ -9,7 +9,7 @@ use http::{HeaderMap, StatusCode, header};
 use tracing::Instrument;
 
 use crate::ask_engine;
-use crate::body::{Endpoint, Fields, PromptInput, ScannedBody};
+use crate::body::{Chat, Endpoint, Fields, Member, PromptInput, ScannedBody};
 use crate::decide::{Asked, looks_at_text, policy_of};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Pool};
@@ -41,8 +41,10 @@ pub(crate) struct Arrival {
 pub(crate) struct Parsed<'a> {
     /// Which operation.
     pub endpoint: Endpoint,
-    /// The body with the spans of its members.
+    /// The body.
     pub body: &'a ScannedBody,
+    /// Its members.
+    pub members: Vec<Member<'a>>,
     /// What a decision needs of it.
     pub fields: Fields<'a>,
     /// The salt of its keys.
@@ -75,20 +77,22 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Reads what a decision needs.
 pub(crate) fn parse<'a>(router: &Router, arrival: &Arrival, scanned: &'a ScannedBody) -> Result<Parsed<'a>, ApiError> {
+    let members = scanned.members();
     let endpoint = match arrival.endpoint {
         Some(endpoint) => endpoint,
-        None => Endpoint::by_shape(&scanned.members()).ok_or_else(|| {
+        None => Endpoint::by_shape(&members).ok_or_else(|| {
             ApiError::invalid(
                 "unknown_shape",
                 "the body has none of `messages`, `prompt` and `input`; send one of them",
             )
         })?,
     };
-    let fields = Fields::read(scanned.bytes(), &scanned.members(), endpoint)?;
+    let fields = Fields::read(scanned, &members, endpoint)?;
     let (salt, replaces_salt) = router.tenants.salt(&arrival.headers, fields.cache_salt.as_deref())?;
     Ok(Parsed {
         endpoint,
         body: scanned,
+        members,
         fields,
         salt,
         replaces_salt,
@@ -188,7 +192,8 @@ async fn tokenize(
     );
     let started = Instant::now();
     let job = match (parsed.endpoint, parsed.fields.chat.take()) {
-        (Endpoint::Chat, Some(chat)) => Job::Chat(chat),
+        (Endpoint::Chat, Some(Chat::Plain(turns))) => Job::Plain(turns),
+        (Endpoint::Chat, Some(Chat::Whole(chat))) => Job::Chat(chat),
         (Endpoint::Completions, _) => match PromptInput::parse(parsed.fields.prompt.unwrap_or("null"))? {
             PromptInput::Texts(texts) => Job::Texts {
                 texts,

@@ -115,6 +115,14 @@ fn questions(pool: &Pool, job: &Job) -> Vec<Value> {
             .iter()
             .map(|text| json!({"model": model, "prompt": text, "add_special_tokens": add_special}))
             .collect(),
+        Job::Plain(turns) => {
+            let messages: Vec<Value> = turns
+                .messages()
+                .iter()
+                .map(|m| json!({"role": m.role, "content": m.content}))
+                .collect();
+            vec![json!({"model": model, "messages": messages})]
+        }
         Job::Chat(chat) => {
             let mut question = chat.clone();
             question["model"] = json!(model);

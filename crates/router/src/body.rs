@@ -4,8 +4,10 @@ mod edit;
 mod fields;
 mod read;
 mod scan;
+mod turns;
 
 pub(crate) use edit::{EditPlan, edit};
-pub(crate) use fields::{Endpoint, Fields, FieldsError, PromptInput};
+pub(crate) use fields::{Chat, Endpoint, Fields, FieldsError, PromptInput};
 pub(crate) use read::{BodyGate, BodyLimits, ReadError};
-pub(crate) use scan::{ScanError, ScannedBody};
+pub(crate) use scan::{Member, ScanError, ScannedBody};
+pub(crate) use turns::Turns;

@@ -123,7 +123,7 @@ async fn bootstrapped(
         // 63 bits: the engine reads it as a signed number.
         ("bootstrap_room", (rand::random::<u64>() >> 1).to_string()),
     ];
-    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
+    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.members, &plan)?;
     let prefill_span = tracing::info_span!("prefill", worker = prefill.name());
     let decode_span = tracing::info_span!("decode", worker = decode.name());
     let prefill_leg = leg(prefill, trying, &prefill_span, edited.body.clone());
@@ -176,7 +176,7 @@ async fn prefill_leg(router: &Router, worker: &Worker, trying: &Try<'_>) -> Resu
     plan.ask_usage = false;
     plan.prefill_leg = true;
     plan.kv_transfer_params = Some(PREFILL_PARAMS.to_string());
-    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
+    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.members, &plan)?;
     let leg = leg(worker, trying, &span, edited.body);
     let work = async {
         let begun = match begin(&router.upstream, leg).await {
@@ -230,7 +230,7 @@ async fn decode_leg(router: &Router, worker: &Worker, trying: &Try<'_>, params: 
     let span = tracing::info_span!("decode", worker = worker.name());
     let mut plan = plan_of(trying.parsed);
     plan.kv_transfer_params = Some(params);
-    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
+    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.members, &plan)?;
     let leg = leg(worker, trying, &span, edited.body);
     // From the prefill's end to the first byte: the transfer of the blocks and one step.
     let transfer = tracing::info_span!(parent: &span, "transfer", worker = worker.name());

@@ -375,6 +375,13 @@ fn run(tokens: &ModelTokens, job: &Job, deadline: Instant) -> Result<Tokens, Fai
                 }
             }
         }
+        Job::Plain(turns) => {
+            let prompt = tokens
+                .encode_plain_within(&turns.messages(), &mut go_on)
+                .map_err(|_| Failed)?;
+            found.prompts.push(prompt.ids);
+            end = prompt.end;
+        }
         Job::Chat(value) => {
             let request = ChatRequest::from_body(value).map_err(|_| Failed)?;
             let prompt = tokens.encode_chat_within(&request, &mut go_on).map_err(|_| Failed)?;

@@ -359,7 +359,7 @@ async fn whole(
     };
     let span = tracing::info_span!("forward", worker = worker.name());
     let plan = plan_of(trying.parsed);
-    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
+    let edited = edit(trying.parsed.body.bytes(), &trying.parsed.members, &plan)?;
     let leg = leg(worker, trying, &span, edited.body);
     match begin(&router.upstream, leg).instrument(span).await {
         Ok(begun) => Ok(Outcome::Begun(Answered {

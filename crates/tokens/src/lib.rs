@@ -31,7 +31,7 @@ pub use format::ContentFormat;
 pub use measure::Speed;
 pub use model::{ModelTokens, Prompt, PromptEnd, Rendered};
 pub use options::{ContentFormatOption, LoadOptions, WallClock};
-pub use request::{ChatRequest, Truncate};
+pub use request::{ChatRequest, PlainMessage, Truncate};
 pub use sample::SampleReport;
 
 /// A token id, as tokenizers and engines number them.

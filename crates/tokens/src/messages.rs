@@ -5,7 +5,7 @@
 use crate::error::ChatError;
 use crate::few::mapping;
 use crate::format::ContentFormat;
-use crate::request::invalid;
+use crate::request::{PlainMessage, invalid};
 use minijinja::Value as Jinja;
 use serde_json::{Map, Value as Json};
 use std::borrow::Cow;
@@ -91,6 +91,26 @@ impl<'a> Conversation<'a> {
             out.messages.push(read);
         }
         Ok(out)
+    }
+
+    /// The same of messages that are nothing but roles and texts.
+    pub fn plain(messages: &'a [PlainMessage<'a>], format: ContentFormat) -> Result<Self, ChatError> {
+        if messages.is_empty() {
+            return Err(invalid("messages", "must hold at least one message"));
+        }
+        let nothing_else = Map::new();
+        let read = |message: &'a PlainMessage<'a>| -> Result<Message<'a>, ChatError> {
+            let (content, _) = content_of(&message.role, vec![Part::of(&message.content)], format);
+            Ok(Message {
+                role: &message.role,
+                content,
+                fields: read_fields(&nothing_else, &message.role)?,
+            })
+        };
+        Ok(Self {
+            messages: messages.iter().map(read).collect::<Result<_, _>>()?,
+            has_media: false,
+        })
     }
 
     /// Turns developer messages into system ones and merges all system messages into a first one, for templates
@@ -197,7 +217,7 @@ fn read_message<'a>(message: &'a Json, format: ContentFormat, has_media: &mut bo
         .get("role")
         .and_then(Json::as_str)
         .ok_or_else(|| invalid("messages", "every message needs a role, as a string"))?;
-    let mut parts = match message.get("content") {
+    let parts = match message.get("content") {
         None | Some(Json::Null) => Vec::new(),
         Some(Json::String(text)) => vec![Part::of(text)],
         Some(Json::Array(list)) => list
@@ -207,23 +227,34 @@ fn read_message<'a>(message: &'a Json, format: ContentFormat, has_media: &mut bo
             .collect::<Result<_, _>>()?,
         Some(_) => return Err(invalid("messages", "content must be a string, a list of parts or null")),
     };
-    if role == "system" {
-        strip_billing_header(&mut parts);
-    }
-    let media = parts.iter().any(|p| matches!(p.kind, PartKind::Media(_)));
+    let (content, media) = content_of(role, parts, format);
     *has_media |= media;
-    let mut content = match format {
-        ContentFormat::OpenAi => Content::Parts(parts),
-        ContentFormat::String => Content::Text(flatten(parts, media)),
-    };
-    if role == "tool" {
-        content = flatten_tool(content);
-    }
     Ok(Message {
         role,
         content,
         fields: read_fields(message, role)?,
     })
+}
+
+/// The parts of a message as the template gets them, and whether media are among them.
+fn content_of<'a>(role: &str, mut parts: Vec<Part<'a>>, format: ContentFormat) -> (Content<'a>, bool) {
+    if role == "system" {
+        strip_billing_header(&mut parts);
+    }
+    let media = parts.iter().any(|p| matches!(p.kind, PartKind::Media(_)));
+    let content = match format {
+        ContentFormat::OpenAi => Content::Parts(parts),
+        ContentFormat::String => Content::Text(flatten(parts, media)),
+    };
+    match role {
+        "tool" => (flatten_tool(content), media),
+        _ => (content, media),
+    }
+}
+
+/// Whether a template gets more or less of this message than its role and text.
+pub(crate) fn changes_in_plain(message: &PlainMessage<'_>) -> bool {
+    message.role == "developer" || message.content.starts_with(BILLING_HEADER)
 }
 
 /// Joins text parts by newlines. Media placeholders depend on the model, so a mark stands in front for them.

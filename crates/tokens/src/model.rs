@@ -8,7 +8,7 @@ use crate::error::{ChatError, EncodeError, LoadError};
 use crate::files::Files;
 use crate::options::LoadOptions;
 use crate::pieces::{Cutter, Piece};
-use crate::request::{ChatRequest, Truncate};
+use crate::request::{ChatRequest, PlainMessage, Truncate};
 use crate::sample::{SampleReport, Samples};
 use crate::template::Templates;
 use std::path::Path;
@@ -157,6 +157,33 @@ impl ModelTokens {
         go_on: &mut dyn FnMut(usize) -> bool,
     ) -> Result<Prompt, ChatError> {
         self.chat(request, Some(go_on))
+    }
+
+    /// Ids of a conversation of nothing but roles and texts, every option at its default: those of [`Self::encode_chat`],
+    /// at a fraction of the work.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub fn encode_plain_within(
+        &self,
+        messages: &[PlainMessage<'_>],
+        go_on: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Prompt, ChatError> {
+        let text = self.templates.render_plain(messages)?;
+        Ok(self.encode(&text, text.len(), false, Some(go_on))?)
+    }
+
+    /// The text of a conversation of nothing but roles and texts.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub fn render_plain(&self, messages: &[PlainMessage<'_>]) -> Result<String, ChatError> {
+        self.templates.render_plain(messages)
+    }
+
+    /// Whether [`Self::render_plain`] puts this conversation together from pieces that are ready.
+    pub fn renders_from_pieces(&self, messages: &[PlainMessage<'_>]) -> bool {
+        self.templates.renders_from_pieces(messages)
     }
 
     /// The text of a conversation.

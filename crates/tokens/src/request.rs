@@ -2,6 +2,7 @@
 
 use crate::error::ChatError;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 
 /// The parts of a chat body that reach the chat template, borrowed from the parsed body.
 #[derive(Debug, Clone, Copy, Default)]
@@ -28,6 +29,15 @@ pub struct ChatRequest<'a> {
     pub chat_template_kwargs: Option<&'a Map<String, Value>>,
     /// `truncate_prompt_tokens` and whether the left end goes (`truncation_side`).
     pub truncate: Option<Truncate>,
+}
+
+/// A message that is nothing but a role and a text, as most are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlainMessage<'a> {
+    /// `role`.
+    pub role: Cow<'a, str>,
+    /// `content`.
+    pub content: Cow<'a, str>,
 }
 
 /// Keep only so many tokens of the prompt.

@@ -2,6 +2,7 @@
 
 mod choose;
 mod json;
+mod plan;
 mod python;
 mod time;
 
@@ -14,7 +15,8 @@ use crate::options::WallClock;
 use minijinja::machinery;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
-use std::collections::HashSet;
+use plan::{Conditions, Plans};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 /// Chat templates in use have 0.3-15 KiB; a longer one is refused before it is parsed.
@@ -34,6 +36,8 @@ pub(crate) struct Template {
     /// Variables it reads; other keyword arguments never reach it.
     variables: HashSet<String>,
     source: Arc<str>,
+    /// What is known of its renderings.
+    plans: Plans,
 }
 
 impl Template {
@@ -49,11 +53,7 @@ impl Template {
             ));
         }
         let prepared = prepare(source);
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .map_err(|e| e.to_string())?;
+        let syntax = syntax().map_err(|e| e.to_string())?;
         let tree = machinery::parse(&prepared, NAME, syntax.clone()).map_err(|e| e.to_string())?;
         let format = format::detect(&tree);
         drop(tree);
@@ -80,6 +80,7 @@ impl Template {
             knows_developer: source.contains("\"developer\"") || source.contains("'developer'"),
             variables,
             source: source.into(),
+            plans: Plans::default(),
         })
     }
 
@@ -99,6 +100,18 @@ impl Template {
         let template = self.environment.get_template(NAME).map_err(|e| refused(&e))?;
         template.render(context).map_err(|e| refused(&e))
     }
+
+    /// Under which conditions conversations of `roles` are rendered from pieces; `None` where they aren't.
+    fn follow(&self, roles: &BTreeSet<&str>, variables: &[(&str, Value)]) -> Option<Conditions> {
+        let template = self.environment.get_template(NAME).ok()?;
+        let tree = machinery::parse(template.source(), NAME, syntax().ok()?).ok()?;
+        plan::follow(&tree, roles, variables).ok()
+    }
+}
+
+/// Tags' lines leave no blank lines, as `transformers` sets it.
+fn syntax() -> Result<SyntaxConfig, Error> {
+    SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()
 }
 
 /// A render error as a client may see it: the template's own words where it raised them, else the kind and line.

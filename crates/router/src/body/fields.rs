@@ -7,7 +7,8 @@ use http::Uri;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::scan::Member;
+use super::scan::{Member, ScannedBody};
+use super::turns::Turns;
 
 /// Which OpenAI operation a body is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -71,6 +72,15 @@ pub(crate) enum PromptInput {
     Tokens(Vec<Vec<u32>>),
 }
 
+/// What of a chat decides its prompt.
+#[derive(Clone, Debug)]
+pub(crate) enum Chat {
+    /// Roles and texts, and nothing else.
+    Plain(Turns),
+    /// All its members that do.
+    Whole(Value),
+}
+
 /// What a decision needs of a body.
 #[derive(Clone, Debug)]
 pub(crate) struct Fields<'a> {
@@ -90,8 +100,8 @@ pub(crate) struct Fields<'a> {
     pub truncates: bool,
     /// What that keeps of a text completion's prompts.
     pub truncate: Option<Truncate>,
-    /// The members that reach the chat template; `None` where this isn't a chat.
-    pub chat: Option<Value>,
+    /// What reaches the chat template; `None` where this isn't a chat.
+    pub chat: Option<Chat>,
     /// Raw `prompt`.
     pub prompt: Option<&'a str>,
 }
@@ -110,31 +120,29 @@ pub(crate) struct FieldsError {
 
 impl<'a> Fields<'a> {
     /// Reads the members of a body for `endpoint`; of duplicates the last one counts, as in engines.
-    pub(crate) fn read(body: &'a [u8], found: &[Member<'a>], endpoint: Endpoint) -> Result<Self, FieldsError> {
-        // The scan has checked the encoding of the whole body.
-        let text = std::str::from_utf8(body).unwrap_or_default();
-        let get = Getter { text, found };
+    pub(crate) fn read(body: &'a ScannedBody, found: &[Member<'a>], endpoint: Endpoint) -> Result<Self, FieldsError> {
+        let get = Getter {
+            body: body.bytes(),
+            found,
+        };
         let chat = match endpoint {
-            Endpoint::Chat => {
-                if !get.raw("messages").is_some_and(|raw| raw.starts_with('[')) {
-                    return Err(get.wrong("messages", "a list of messages"));
-                }
-                Some(get.object(&CHAT_MEMBERS))
-            }
+            Endpoint::Chat => Some(get.chat(body)?),
             Endpoint::Completions | Endpoint::Embeddings => None,
         };
-        let prompt = get.raw("prompt");
+        // The scan has checked the encoding of the whole body.
+        let prompt = get.raw("prompt").and_then(|raw| std::str::from_utf8(raw).ok());
         if endpoint == Endpoint::Completions && prompt.is_none() {
             return Err(get.wrong("prompt", PROMPT_SHAPES));
         }
         let stream = get.flag("stream")?.unwrap_or(false);
-        if stream && get.raw("stream_options").is_some_and(|raw| !raw.starts_with('{')) {
+        if stream && get.raw("stream_options").is_some_and(|raw| !raw.starts_with(b"{")) {
             return Err(get.wrong("stream_options", "an object"));
         }
         let max_tokens = match get.number("max_completion_tokens")? {
             Some(n) => Some(n),
             None => get.number("max_tokens")?,
         };
+        let truncates = get.raw("truncate_prompt_tokens").is_some();
         Ok(Self {
             model: get.text("model")?,
             stream,
@@ -142,10 +150,10 @@ impl<'a> Fields<'a> {
             cache_salt: get.text("cache_salt")?,
             prompt_cache_key: get.text("prompt_cache_key")?,
             add_special_tokens: get.flag("add_special_tokens")?,
-            truncates: get.raw("truncate_prompt_tokens").is_some(),
-            truncate: match get.object(&["truncate_prompt_tokens", "truncation_side"]) {
-                // A wrong type is left to the engine, whose rules differ between versions.
-                Value::Object(object) => Truncate::from_body(&object).ok().flatten(),
+            truncates,
+            // A wrong type is left to the engine, whose rules differ between versions.
+            truncate: match truncates.then(|| get.object(&["truncate_prompt_tokens", "truncation_side"])) {
+                Some(Value::Object(object)) => Truncate::from_body(&object).ok().flatten(),
                 _ => None,
             },
             chat,
@@ -154,9 +162,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Members that decide a chat's prompt.
-const CHAT_MEMBERS: [&str; 12] = [
-    "messages",
+/// Members that decide a chat's prompt, beside its messages.
+const CHAT_OPTIONS: [&str; 11] = [
     "tools",
     "tool_choice",
     "documents",
@@ -197,7 +204,7 @@ impl PromptInput {
 
 /// Typed access to members.
 struct Getter<'a, 'm> {
-    text: &'a str,
+    body: &'a [u8],
     found: &'m [Member<'a>],
 }
 
@@ -207,9 +214,24 @@ impl<'a> Getter<'a, '_> {
     }
 
     /// The JSON text of a member that is there and not null.
-    fn raw(&self, key: &str) -> Option<&'a str> {
-        let value = self.text.get(self.member(key)?.value.clone())?;
-        (value != "null").then_some(value)
+    fn raw(&self, key: &str) -> Option<&'a [u8]> {
+        let value = self.body.get(self.member(key)?.value.clone())?;
+        (value != b"null").then_some(value)
+    }
+
+    fn chat(&self, body: &ScannedBody) -> Result<Chat, FieldsError> {
+        let place = self.found.iter().rposition(|m| m.key == "messages");
+        if !place.is_some_and(|at| self.body[self.found[at].value.clone()].starts_with(b"[")) {
+            return Err(self.wrong("messages", "a list of messages"));
+        }
+        if let Some(turns) = place.and_then(|at| body.turns(at))
+            && CHAT_OPTIONS.iter().all(|option| self.raw(option).is_none())
+        {
+            return Ok(Chat::Plain(turns));
+        }
+        let mut keys = vec!["messages"];
+        keys.extend(CHAT_OPTIONS);
+        Ok(Chat::Whole(self.object(&keys)))
     }
 
     fn wrong(&self, param: &'static str, expected: &'static str) -> FieldsError {
@@ -225,7 +247,7 @@ impl<'a> Getter<'a, '_> {
         let mut object = Map::new();
         for &key in keys {
             if let Some(raw) = self.raw(key)
-                && let Ok(value) = serde_json::from_str(raw)
+                && let Ok(value) = serde_json::from_slice(raw)
             {
                 object.insert(key.to_string(), value);
             }
@@ -236,7 +258,7 @@ impl<'a> Getter<'a, '_> {
     fn typed<T: Deserialize<'a>>(&self, param: &'static str, expected: &'static str) -> Result<Option<T>, FieldsError> {
         match self.raw(param) {
             None => Ok(None),
-            Some(raw) => serde_json::from_str(raw)
+            Some(raw) => serde_json::from_slice(raw)
                 .map(Some)
                 .map_err(|_| self.wrong(param, expected)),
         }
@@ -257,11 +279,11 @@ impl<'a> Getter<'a, '_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scan::members;
     use super::*;
 
-    fn fields(text: &str, endpoint: Endpoint) -> Result<Fields<'_>, FieldsError> {
-        Fields::read(text.as_bytes(), &members(text.as_bytes()).unwrap(), endpoint)
+    fn fields(text: &str, endpoint: Endpoint) -> Result<Fields<'static>, FieldsError> {
+        let body = Box::leak(Box::new(ScannedBody::new(text.to_owned().into()).unwrap()));
+        Fields::read(body, &body.members(), endpoint)
     }
 
     #[test]
@@ -285,6 +307,20 @@ mod tests {
         let text = r#"{"prompt":"x","stream":true,"stream_options":5}"#;
         assert_eq!(fields(text, Endpoint::Completions).unwrap_err().param, "stream_options");
         assert_eq!(fields("{}", Endpoint::Completions).unwrap_err().param, "prompt");
+    }
+
+    #[test]
+    fn a_chat_with_any_option_is_read_whole() {
+        let messages = r#""messages":[{"role":"user","content":"a"}]"#;
+        let plain = |more: &str| {
+            let text = format!("{{{messages}{more}}}");
+            matches!(fields(&text, Endpoint::Chat).unwrap().chat, Some(Chat::Plain(_)))
+        };
+        assert!(plain("") && plain(r#","model":"m","stream":true,"max_tokens":3,"temperature":0"#));
+        for option in CHAT_OPTIONS {
+            assert!(!plain(&format!(",\"{option}\":true")), "{option}");
+            assert!(plain(&format!(",\"{option}\":null")), "{option}");
+        }
     }
 
     #[test]

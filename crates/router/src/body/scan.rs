@@ -1,4 +1,5 @@
-//! One pass over a JSON object: the whole text is validated, and the spans of its top-level members come out.
+//! One pass over a JSON object: the whole text is validated, and the spans of its top-level members come out, with those of
+//! the roles and texts of a plain conversation.
 //!
 //! Bodies are forwarded as they came, so what is needed is where a member lies, not a tree. The scanner refuses what a
 //! strict engine would refuse later (malformed text, lone surrogates, control characters in strings) and names the byte.
@@ -7,6 +8,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use bytes::Bytes;
+
+use super::turns::{Turn, Turns};
 
 /// Deepest accepted nesting; `serde_json`, which reads single members afterwards, stops at the same depth.
 const DEPTH_MAX: usize = 127;
@@ -71,6 +74,11 @@ pub(crate) enum ScanError {
 
 /// Validates `text` as one JSON object and gives its top-level members in order, duplicates included.
 pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, ScanError> {
+    object(text).map(|(found, _)| found)
+}
+
+/// The same, and the turns of the last `messages`, where that is a plain conversation.
+fn object(text: &[u8]) -> Result<(Vec<Member<'_>>, Option<Placed>), ScanError> {
     if let Err(error) = std::str::from_utf8(text) {
         return Err(ScanError::Utf8 {
             at: error.valid_up_to(),
@@ -80,6 +88,7 @@ pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, ScanError> {
     scan.space();
     scan.byte(b'{', "an object `{`")?;
     let mut found = Vec::with_capacity(16);
+    let mut turns = None;
     scan.space();
     if scan.peek() == Some(b'}') {
         scan.at += 1;
@@ -95,9 +104,14 @@ pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, ScanError> {
             scan.byte(b':', "`:` after a key")?;
             scan.space();
             let value = scan.at;
-            scan.value()?;
+            if key.is(text, b"messages") {
+                let member = found.len();
+                turns = scan.turns_or_value()?.map(|turns| Placed { member, turns });
+            } else {
+                scan.value()?;
+            }
             found.push(Member {
-                key: decode_key(&text[key])?,
+                key: key.decode(text)?,
                 whole: start..scan.at,
                 value: value..scan.at,
             });
@@ -121,24 +135,48 @@ pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, ScanError> {
             expected: "the end of the body",
         });
     }
-    Ok(found)
+    Ok((found, turns))
 }
 
-/// The text of a key whose quotes are included in `raw`.
-fn decode_key(raw: &[u8]) -> Result<Cow<'_, str>, ScanError> {
-    let inner = &raw[1..raw.len() - 1];
-    let text = std::str::from_utf8(inner).map_err(|e| ScanError::Utf8 { at: e.valid_up_to() })?;
-    if !inner.contains(&b'\\') {
-        return Ok(Cow::Borrowed(text));
+/// Turns, and the number of the member that holds them.
+struct Placed {
+    member: usize,
+    turns: Vec<Turn>,
+}
+
+/// A string in a text that was validated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Quoted {
+    /// Its bytes, without the quotes.
+    pub inside: Range<usize>,
+    /// Whether it has escapes.
+    pub escaped: bool,
+}
+
+impl Quoted {
+    /// Whether it is spelt like this, without escapes.
+    pub fn is(&self, text: &[u8], word: &[u8]) -> bool {
+        text[self.inside.clone()] == *word
     }
-    // The string was validated already, so this can't fail; an unreadable key matches no name.
-    Ok(Cow::Owned(serde_json::from_slice::<String>(raw).unwrap_or_default()))
+
+    /// What it says.
+    pub fn decode<'t>(&self, text: &'t [u8]) -> Result<Cow<'t, str>, ScanError> {
+        if self.escaped {
+            // The string was validated already, so this can't fail; an unreadable key matches no name.
+            let whole = &text[self.inside.start - 1..self.inside.end + 1];
+            return Ok(Cow::Owned(serde_json::from_slice::<String>(whole).unwrap_or_default()));
+        }
+        std::str::from_utf8(&text[self.inside.clone()])
+            .map(Cow::Borrowed)
+            .map_err(|e| ScanError::Utf8 { at: e.valid_up_to() })
+    }
 }
 
 /// A body that was validated, with the places of its members.
 pub(crate) struct ScannedBody {
     bytes: Bytes,
     spans: Vec<Span>,
+    turns: Option<Placed>,
 }
 
 struct Span {
@@ -152,7 +190,8 @@ struct Span {
 impl ScannedBody {
     /// Validates `bytes` as one JSON object.
     pub(crate) fn new(bytes: Bytes) -> Result<Self, ScanError> {
-        let spans = members(&bytes)?
+        let (found, turns) = object(&bytes)?;
+        let spans = found
             .into_iter()
             .map(|member| {
                 let key = member.whole.start + 1..member.whole.start + 1 + member.key.len();
@@ -168,12 +207,18 @@ impl ScannedBody {
                 }
             })
             .collect();
-        Ok(Self { bytes, spans })
+        Ok(Self { bytes, spans, turns })
     }
 
     /// The bytes as they came.
     pub(crate) fn bytes(&self) -> &Bytes {
         &self.bytes
+    }
+
+    /// The conversation, where the member of this number is one of nothing but roles and texts.
+    pub(crate) fn turns(&self, member: usize) -> Option<Turns> {
+        let placed = self.turns.as_ref().filter(|placed| placed.member == member)?;
+        Some(Turns::new(self.bytes.clone(), placed.turns.clone()))
     }
 
     /// Its members.
@@ -194,23 +239,23 @@ impl ScannedBody {
 }
 
 /// Position in a text that is being validated.
-struct Scan<'a> {
-    text: &'a [u8],
-    at: usize,
+pub(super) struct Scan<'a> {
+    pub text: &'a [u8],
+    pub at: usize,
 }
 
 impl Scan<'_> {
-    fn peek(&self) -> Option<u8> {
+    pub fn peek(&self) -> Option<u8> {
         self.text.get(self.at).copied()
     }
 
-    fn next(&mut self, _expected: &'static str) -> Result<u8, ScanError> {
+    pub fn next(&mut self, _expected: &'static str) -> Result<u8, ScanError> {
         let byte = self.peek().ok_or(ScanError::Truncated { at: self.text.len() })?;
         self.at += 1;
         Ok(byte)
     }
 
-    fn byte(&mut self, byte: u8, expected: &'static str) -> Result<(), ScanError> {
+    pub fn byte(&mut self, byte: u8, expected: &'static str) -> Result<(), ScanError> {
         if self.next(expected)? == byte {
             Ok(())
         } else {
@@ -221,14 +266,14 @@ impl Scan<'_> {
         }
     }
 
-    fn space(&mut self) {
+    pub fn space(&mut self) {
         while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.peek() {
             self.at += 1;
         }
     }
 
     /// Walks one value of any kind without recursion; `stack` holds the closing brackets that are due.
-    fn value(&mut self) -> Result<(), ScanError> {
+    pub fn value(&mut self) -> Result<(), ScanError> {
         let mut stack: Vec<u8> = Vec::new();
         loop {
             self.space();
@@ -370,15 +415,22 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Walks a string and gives its span, quotes included.
-    fn string(&mut self) -> Result<Range<usize>, ScanError> {
-        let start = self.at;
+    /// Walks a string.
+    pub fn string(&mut self) -> Result<Quoted, ScanError> {
         self.byte(b'"', "a string `\"`")?;
+        let start = self.at;
+        let mut escaped = false;
         loop {
             self.at += plain_prefix(&self.text[self.at..]);
             match self.next("the end of a string")? {
-                b'"' => return Ok(start..self.at),
-                b'\\' => self.escape()?,
+                b'"' => {
+                    let inside = start..self.at - 1;
+                    return Ok(Quoted { inside, escaped });
+                }
+                b'\\' => {
+                    escaped = true;
+                    self.escape()?;
+                }
                 _ => {
                     return Err(ScanError::Malformed {
                         at: self.at - 1,
@@ -432,13 +484,13 @@ impl Scan<'_> {
 
 /// How many leading bytes of a string's inside are neither a quote, a backslash nor a control character.
 fn plain_prefix(text: &[u8]) -> usize {
-    // No branch within a chunk: vector instructions compare its bytes at once.
-    let special = |b: u8| (b == b'"') | (b == b'\\') | (b < 0x20);
-    let plain = |chunk: &&[u8; 32]| !chunk.iter().fold(false, |found, &b| found | special(b));
-    let (chunks, _) = text.as_chunks::<32>();
-    let at = 32 * chunks.iter().take_while(plain).count();
-    let rest = &text[at..];
-    at + rest.iter().position(|&b| special(b)).unwrap_or(rest.len())
+    let end = memchr::memchr2(b'"', b'\\', text).unwrap_or(text.len());
+    let control = |b: &u8| *b < 0x20;
+    // No branch for a byte: vector instructions compare many at once, and nearly every text passes.
+    match text[..end].iter().fold(false, |found, b| found | control(b)) {
+        true => text[..end].iter().position(control).unwrap_or(end),
+        false => end,
+    }
 }
 
 #[cfg(test)]

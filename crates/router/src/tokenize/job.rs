@@ -3,6 +3,8 @@
 use cairn_tokens::ModelTokens;
 use serde_json::Value;
 
+use crate::body::Turns;
+
 /// Text kept of a prompt whose tokens aren't known, for routing by text.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
@@ -16,7 +18,9 @@ pub(crate) enum Job {
         /// Whether the tokenizer adds its special tokens.
         add_special: bool,
     },
-    /// The members of a chat that decide its prompt.
+    /// A chat of nothing but roles and texts.
+    Plain(Turns),
+    /// The members of any other chat that decide its prompt.
     Chat(Value),
 }
 
@@ -24,6 +28,7 @@ impl Job {
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Texts { texts, .. } => texts.iter().map(String::len).sum(),
+            Self::Plain(turns) => turns.bytes(),
             Self::Chat(value) => text_bytes(value),
         }
     }
@@ -35,6 +40,13 @@ impl Job {
             Self::Texts { texts, .. } => {
                 for text in texts {
                     push_text(&mut out, text);
+                }
+            }
+            Self::Plain(turns) => {
+                for message in turns.messages() {
+                    for text in [&message.role, "\n", &message.content, "\n"] {
+                        push_text(&mut out, text);
+                    }
                 }
             }
             Self::Chat(value) => {
@@ -61,6 +73,12 @@ impl Job {
     pub(super) fn surely_longer_than(&self, tokens: &ModelTokens, tokens_max: usize) -> bool {
         match self {
             Self::Texts { texts, .. } => texts.iter().any(|text| tokens.surely_longer_than(text, tokens_max)),
+            Self::Plain(turns) => {
+                let messages = turns.messages();
+                messages
+                    .iter()
+                    .any(|m| tokens.surely_longer_than(&m.content, tokens_max))
+            }
             Self::Chat(value) => {
                 let longer = |value: &Value| value.as_str().is_some_and(|t| tokens.surely_longer_than(t, tokens_max));
                 value["messages"].as_array().into_iter().flatten().any(|message| {
@@ -97,6 +115,7 @@ fn text_bytes(value: &Value) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::body::ScannedBody;
 
     fn chat(json: &str) -> Job {
         Job::Chat(serde_json::from_str(json).unwrap())
@@ -107,6 +126,8 @@ mod tests {
         let a = chat(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
         let b = chat(r#"{"messages":[{"content":[{"type":"text","text":"hi"}],"role":"user"}]}"#);
         assert_eq!(a.text(), b.text());
+        let body = ScannedBody::new(r#"{"messages":[{"content":"h\u0069","role":"user"}]}"#.into()).unwrap();
+        assert_eq!(Job::Plain(body.turns(0).unwrap()).text(), a.text());
     }
 
     #[test]

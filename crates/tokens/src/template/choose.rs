@@ -1,18 +1,19 @@
 //! Chooses the template for a request, gathers its variables and renders.
 
 use super::Template;
+use super::plan::Found;
 use crate::error::{ChatError, LoadError};
 use crate::files::Files;
 use crate::format::ContentFormat;
 use crate::media;
-use crate::messages::{Content, Conversation, PartKind, to_jinja, tools_to_jinja};
+use crate::messages::{Content, Conversation, PartKind, changes_in_plain, to_jinja, tools_to_jinja};
 use crate::model::Rendered;
 use crate::options::{ContentFormatOption, LoadOptions};
-use crate::request::{ChatRequest, invalid};
+use crate::request::{ChatRequest, PlainMessage, invalid};
 use minijinja::Value as Jinja;
 use parking_lot::Mutex;
 use serde_json::Value as Json;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// Compiled templates of requests kept at a time; a client uses one or two.
@@ -84,10 +85,7 @@ impl Templates {
             .tools
             .filter(|_| !(request.tool_choice_none && self.options.exclude_tools_when_tool_choice_none));
         let template = self.choose(request, tools.is_some())?;
-        let format = match self.options.content_format {
-            ContentFormatOption::Auto => template.format,
-            ContentFormatOption::Fixed(format) => format,
-        };
+        let format = self.format(&template);
         let mut conversation = Conversation::read(request.messages, format)?;
         if !template.knows_developer {
             conversation.developer_to_system();
@@ -114,6 +112,58 @@ impl Templates {
             (true, ContentFormat::OpenAi) => Some(media::known_prefix(&text, &render(&conversation.with_marks())?)),
         };
         Ok(Rendered { text, known_bytes })
+    }
+
+    /// Renders a conversation of nothing but roles and texts, with every option at its default.
+    pub fn render_plain(&self, messages: &[PlainMessage<'_>]) -> Result<String, ChatError> {
+        let request = ChatRequest {
+            add_generation_prompt: true,
+            ..ChatRequest::default()
+        };
+        let template = self.choose(&request, false)?;
+        let found = self.planned(&template, messages);
+        if let Found::Text(text) = found {
+            return Ok(text);
+        }
+        let format = self.format(&template);
+        let given = self.variables(&request, None, &template)?;
+        let render = |messages: &[PlainMessage<'_>]| {
+            let mut conversation = Conversation::plain(messages, format)?;
+            if !template.knows_developer {
+                conversation.developer_to_system();
+            }
+            let mut variables = given.clone();
+            variables.push(("messages", conversation.to_jinja()));
+            template.render(&variables)
+        };
+        let text = render(messages)?;
+        if matches!(found, Found::New) {
+            let follow = |roles: &BTreeSet<&str>| template.follow(roles, &given);
+            template
+                .plans
+                .learn(messages, &text, follow, |marked| render(marked).ok());
+        }
+        Ok(text)
+    }
+
+    /// Whether this conversation is put together from pieces that are ready.
+    pub fn renders_from_pieces(&self, messages: &[PlainMessage<'_>]) -> bool {
+        let template = self.choose(&ChatRequest::default(), false);
+        template.is_ok_and(|template| matches!(self.planned(&template, messages), Found::Text(_)))
+    }
+
+    fn planned(&self, template: &Template, messages: &[PlainMessage<'_>]) -> Found {
+        match self.format(template) {
+            ContentFormat::String if !messages.iter().any(changes_in_plain) => template.plans.render(messages),
+            ContentFormat::String | ContentFormat::OpenAi => Found::Unfit,
+        }
+    }
+
+    fn format(&self, template: &Template) -> ContentFormat {
+        match self.options.content_format {
+            ContentFormatOption::Auto => template.format,
+            ContentFormatOption::Fixed(format) => format,
+        }
     }
 
     fn choose(&self, request: &ChatRequest<'_>, tools: bool) -> Result<Arc<Template>, ChatError> {

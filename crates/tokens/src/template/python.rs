@@ -112,7 +112,7 @@ fn title(text: &str) -> String {
 }
 
 /// Python's `str.isspace`: Unicode white space and the four ASCII separators.
-fn is_space(c: char) -> bool {
+pub(super) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 

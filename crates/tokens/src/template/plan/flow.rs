@@ -1,0 +1,645 @@
+//! Where the texts of messages go in a template: whether they are only written, so that which pieces a rendering has hangs
+//! on the roles alone.
+//!
+//! A walk over the syntax tree for one set of roles. Branches that no such conversation enters are left out; a branch
+//! that a text decides (`'</think>' in content`) is left out under a condition on all texts, which is noted. Whatever
+//! else looks at a text makes the template [`Opaque`].
+
+use super::conditions::Conditions;
+use minijinja::Value;
+use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, Stmt, Test, UnaryOpKind};
+use std::collections::{BTreeSet, HashMap};
+
+/// The template looks at a text, or at a message as a whole.
+#[derive(Debug)]
+pub(in crate::template) struct Opaque;
+
+/// Under which conditions on its texts a conversation of `roles` is rendered from pieces that the roles decide;
+/// `given` are the template's other variables.
+pub(in crate::template) fn follow(
+    tree: &Stmt<'_>,
+    roles: &BTreeSet<&str>,
+    given: &[(&str, Value)],
+) -> Result<Conditions, Opaque> {
+    let mut flow = Flow {
+        roles,
+        given,
+        assigned: HashMap::from([("messages", Seen::sure(Kind::Messages))]),
+        conditions: Conditions::default(),
+        changed: true,
+        only_fixed: false,
+    };
+    // What a variable may hold only grows, so this ends; the last round has seen every branch with what they hold.
+    while std::mem::take(&mut flow.changed) {
+        flow.conditions = Conditions::default();
+        flow.statement(tree)?;
+    }
+    Ok(flow.conditions)
+}
+
+/// What an expression is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// The same in all conversations of these roles.
+    Fixed,
+    /// Not there.
+    Absent,
+    /// `none`.
+    Nothing,
+    /// A message's role.
+    Role,
+    /// The text of a message, whole.
+    Text,
+    /// Texts and fixed parts, one after the other.
+    Joined,
+    /// A message.
+    Message,
+    /// The messages, or some of them.
+    Messages,
+}
+
+impl Kind {
+    fn fixed(self) -> bool {
+        matches!(self, Self::Fixed | Self::Absent | Self::Nothing | Self::Role)
+    }
+}
+
+/// What is known of an expression's value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Seen {
+    kind: Kind,
+    /// Whether it is nothing else; else it may be fixed.
+    sure: bool,
+    /// Whether it is there: a variable may be read where it isn't set.
+    set: bool,
+    /// Whether it is true, where that is known.
+    truth: Option<bool>,
+}
+
+impl Seen {
+    const FIXED: Self = Self {
+        kind: Kind::Fixed,
+        sure: true,
+        set: true,
+        truth: None,
+    };
+
+    fn sure(kind: Kind) -> Self {
+        let truth = match kind {
+            Kind::Absent | Kind::Nothing => Some(false),
+            // An empty text isn't rendered from pieces.
+            Kind::Text => Some(true),
+            Kind::Fixed | Kind::Role | Kind::Joined | Kind::Message | Kind::Messages => None,
+        };
+        Self {
+            kind,
+            truth,
+            ..Self::FIXED
+        }
+    }
+
+    fn known(truth: Option<bool>) -> Self {
+        Self { truth, ..Self::FIXED }
+    }
+
+    /// Either of two.
+    fn or(self, other: Self) -> Result<Self, Opaque> {
+        if self == other {
+            return Ok(self);
+        }
+        let kind = match (self.kind, other.kind) {
+            (a, b) if a == b => a,
+            (a, b) if a.fixed() && b.fixed() => Kind::Fixed,
+            (a, b) if b.fixed() => a,
+            (a, b) if a.fixed() => b,
+            (Kind::Text | Kind::Joined, Kind::Text | Kind::Joined) => Kind::Joined,
+            _ => return Err(Opaque),
+        };
+        Ok(Self {
+            kind,
+            sure: self.kind == other.kind && self.sure && other.sure,
+            set: self.set && other.set,
+            truth: self.truth.filter(|_| self.truth == other.truth),
+        })
+    }
+}
+
+/// Functions whose result hangs on their arguments alone, or on how often they were called.
+const FUNCTIONS: [&str; 6] = ["cycler", "dict", "joiner", "namespace", "raise_exception", "range"];
+/// Tests that ask for a value's type; with what they say of a text.
+const TYPES: [(&str, bool); 11] = [
+    ("string", true),
+    ("iterable", true),
+    ("sequence", true),
+    ("defined", true),
+    ("undefined", false),
+    ("none", false),
+    ("mapping", false),
+    ("number", false),
+    ("integer", false),
+    ("float", false),
+    ("boolean", false),
+];
+
+struct Flow<'t, 'g> {
+    roles: &'g BTreeSet<&'g str>,
+    given: &'g [(&'g str, Value)],
+    /// What each assigned variable may hold, whatever the scope.
+    assigned: HashMap<&'t str, Seen>,
+    conditions: Conditions,
+    changed: bool,
+    /// Inside a macro or a captured block, whose output may go anywhere.
+    only_fixed: bool,
+}
+
+impl<'t> Flow<'t, '_> {
+    fn body(&mut self, body: &'t [Stmt<'t>]) -> Result<(), Opaque> {
+        body.iter().try_for_each(|statement| self.statement(statement))
+    }
+
+    /// A body whose output is a value.
+    fn captured(&mut self, body: &'t [Stmt<'t>]) -> Result<(), Opaque> {
+        let outside = std::mem::replace(&mut self.only_fixed, true);
+        let done = self.body(body);
+        self.only_fixed = outside;
+        done
+    }
+
+    fn statement(&mut self, statement: &'t Stmt<'t>) -> Result<(), Opaque> {
+        match statement {
+            Stmt::Template(template) => self.body(&template.children),
+            Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => Ok(()),
+            Stmt::EmitExpr(emit) => {
+                let seen = self.expr(&emit.expr)?;
+                let written = seen.kind.fixed() || (!self.only_fixed && matches!(seen.kind, Kind::Text | Kind::Joined));
+                written.then_some(()).ok_or(Opaque)
+            }
+            Stmt::ForLoop(each) => {
+                if each.recursive {
+                    return Err(Opaque);
+                }
+                let over = self.expr(&each.iter)?;
+                let item = match over.kind {
+                    Kind::Messages => Seen {
+                        sure: over.sure,
+                        ..Seen::sure(Kind::Message)
+                    },
+                    kind if kind.fixed() => Seen::FIXED,
+                    _ => return Err(Opaque),
+                };
+                self.assign(&each.target, item)?;
+                let taken = match &each.filter_expr {
+                    Some(filter) => self.expr(filter)?.truth,
+                    None => None,
+                };
+                if taken != Some(false) {
+                    self.body(&each.body)?;
+                }
+                self.body(&each.else_body)
+            }
+            Stmt::IfCond(branch) => {
+                let truth = self.expr(&branch.expr)?.truth;
+                if truth != Some(false) {
+                    self.body(&branch.true_body)?;
+                }
+                if truth != Some(true) {
+                    self.body(&branch.false_body)?;
+                }
+                Ok(())
+            }
+            Stmt::WithBlock(with) => {
+                for (target, value) in &with.assignments {
+                    let seen = self.expr(value)?;
+                    self.assign(target, seen)?;
+                }
+                self.body(&with.body)
+            }
+            Stmt::Set(set) => {
+                let seen = self.expr(&set.expr)?;
+                self.assign(&set.target, seen)
+            }
+            Stmt::SetBlock(set) => {
+                self.captured(&set.body)?;
+                if set.filter.is_some() {
+                    return Err(Opaque);
+                }
+                self.assign(&set.target, Seen::FIXED)
+            }
+            Stmt::Macro(called) => {
+                self.note(called.name, Seen::FIXED)?;
+                for parameter in &called.args {
+                    self.assign(parameter, Seen::FIXED)?;
+                }
+                for value in &called.defaults {
+                    self.fixed(value)?;
+                }
+                self.captured(&called.body)
+            }
+            Stmt::Do(done) => self.call(&done.call).map(drop),
+            Stmt::AutoEscape(_)
+            | Stmt::FilterBlock(_)
+            | Stmt::Block(_)
+            | Stmt::Import(_)
+            | Stmt::FromImport(_)
+            | Stmt::Extends(_)
+            | Stmt::Include(_)
+            | Stmt::CallBlock(_) => Err(Opaque),
+        }
+    }
+
+    /// Assigns to a name, or something fixed to an attribute or several names.
+    fn assign(&mut self, target: &'t Expr<'t>, seen: Seen) -> Result<(), Opaque> {
+        match target {
+            Expr::Var(variable) => self.note(variable.id, seen),
+            _ if !seen.kind.fixed() => Err(Opaque),
+            Expr::GetAttr(attribute) => self.fixed(&attribute.expr),
+            Expr::List(list) => list.items.iter().try_for_each(|one| self.assign(one, Seen::FIXED)),
+            Expr::Tuple(tuple) => tuple.items.iter().try_for_each(|one| self.assign(one, Seen::FIXED)),
+            _ => Err(Opaque),
+        }
+    }
+
+    fn note(&mut self, name: &'t str, seen: Seen) -> Result<(), Opaque> {
+        let before = self.assigned.get(name).copied();
+        let seen = match before {
+            Some(before) => before.or(seen)?,
+            // Outside of where it is assigned, the name still means what was given.
+            None if self.given.iter().any(|(given, _)| *given == name) => seen.or(Seen::FIXED)?,
+            None => seen,
+        };
+        if before != Some(seen) {
+            self.assigned.insert(name, seen);
+            self.changed = true;
+        }
+        Ok(())
+    }
+
+    fn fixed(&mut self, e: &'t Expr<'t>) -> Result<(), Opaque> {
+        self.expr(e)?.kind.fixed().then_some(()).ok_or(Opaque)
+    }
+
+    fn all_fixed(&mut self, items: &'t [Expr<'t>]) -> Result<Seen, Opaque> {
+        items.iter().try_for_each(|item| self.fixed(item))?;
+        Ok(Seen::FIXED)
+    }
+
+    fn fixed_args(&mut self, args: &'t [CallArg<'t>]) -> Result<(), Opaque> {
+        args.iter().try_for_each(|arg| match arg {
+            CallArg::Pos(e) | CallArg::Kwarg(_, e) | CallArg::PosSplat(e) | CallArg::KwargSplat(e) => self.fixed(e),
+        })
+    }
+
+    fn expr(&mut self, e: &'t Expr<'t>) -> Result<Seen, Opaque> {
+        match e {
+            Expr::Const(value) => Ok(constant(&value.value)),
+            Expr::Var(variable) => Ok(self.variable(variable.id)),
+            Expr::Slice(slice) => {
+                for border in [&slice.start, &slice.stop, &slice.step].into_iter().flatten() {
+                    self.fixed(border)?;
+                }
+                let of = self.expr(&slice.expr)?;
+                match of.kind {
+                    Kind::Messages => Ok(of),
+                    kind if kind.fixed() => Ok(Seen::FIXED),
+                    _ => Err(Opaque),
+                }
+            }
+            Expr::UnaryOp(unary) => match unary.op {
+                UnaryOpKind::Not => Ok(Seen::known(self.expr(&unary.expr)?.truth.map(|truth| !truth))),
+                UnaryOpKind::Neg => self.fixed(&unary.expr).map(|()| Seen::FIXED),
+            },
+            Expr::BinOp(binary) => self.binary(binary.op, &binary.left, &binary.right),
+            Expr::Compare(compare) => match compare.ops.as_slice() {
+                [only] => self.compare(&compare.expr, only.op, &only.expr),
+                ops => {
+                    self.fixed(&compare.expr)?;
+                    ops.iter().try_for_each(|op| self.fixed(&op.expr))?;
+                    Ok(Seen::FIXED)
+                }
+            },
+            Expr::IfExpr(choice) => {
+                let truth = self.expr(&choice.test_expr)?.truth;
+                let mut other = || match &choice.false_expr {
+                    Some(e) => self.expr(e),
+                    None => Ok(Seen::sure(Kind::Absent)),
+                };
+                match truth {
+                    Some(true) => self.expr(&choice.true_expr),
+                    Some(false) => other(),
+                    None => {
+                        let other = other()?;
+                        self.expr(&choice.true_expr)?.or(other)
+                    }
+                }
+            }
+            Expr::Filter(filter) => self.filter(filter),
+            Expr::Test(test) => self.test(test),
+            Expr::GetAttr(attribute) => {
+                if matches!(&attribute.expr, Expr::Var(v) if v.id == "loop")
+                    && matches!(attribute.name, "previtem" | "nextitem")
+                {
+                    // Of a loop over messages, or of any other.
+                    return Ok(Seen {
+                        sure: false,
+                        ..Seen::sure(Kind::Message)
+                    });
+                }
+                let of = self.expr(&attribute.expr)?;
+                match of.kind {
+                    Kind::Message => Ok(member(of, attribute.name)),
+                    kind if kind.fixed() => Ok(Seen::FIXED),
+                    _ => Err(Opaque),
+                }
+            }
+            Expr::GetItem(item) => {
+                let of = self.expr(&item.expr)?;
+                let at = item.subscript_expr.as_const();
+                let name = at.as_ref().and_then(Value::as_str);
+                match (of.kind, name) {
+                    (Kind::Message, Some(name)) => Ok(member(of, name)),
+                    (Kind::Messages, None) => {
+                        self.fixed(&item.subscript_expr)?;
+                        Ok(Seen {
+                            sure: of.sure,
+                            ..Seen::sure(Kind::Message)
+                        })
+                    }
+                    (kind, _) if kind.fixed() => self.fixed(&item.subscript_expr).map(|()| Seen::FIXED),
+                    _ => Err(Opaque),
+                }
+            }
+            Expr::Call(call) => self.call(call),
+            Expr::List(list) => self.all_fixed(&list.items),
+            Expr::Tuple(tuple) => self.all_fixed(&tuple.items),
+            Expr::Map(map) => {
+                self.all_fixed(&map.keys)?;
+                self.all_fixed(&map.values)
+            }
+        }
+    }
+
+    fn variable(&self, name: &str) -> Seen {
+        if let Some(seen) = self.assigned.get(name) {
+            return Seen {
+                set: false,
+                truth: seen.truth.filter(|truth| !truth),
+                ..*seen
+            };
+        }
+        match self.given.iter().rev().find(|(given, _)| *given == name) {
+            Some((_, value)) => constant(value),
+            // A function, `loop`, or not there.
+            None => Seen::FIXED,
+        }
+    }
+
+    fn binary(&mut self, op: BinOpKind, left: &'t Expr<'t>, right: &'t Expr<'t>) -> Result<Seen, Opaque> {
+        match op {
+            BinOpKind::ScAnd | BinOpKind::ScOr => {
+                let left = self.expr(left)?;
+                let decides = matches!(op, BinOpKind::ScOr);
+                match left.truth {
+                    Some(truth) if truth == decides => Ok(left),
+                    Some(_) => self.expr(right),
+                    None => {
+                        let right = self.expr(right)?;
+                        let truth = right.truth.filter(|truth| *truth == decides);
+                        Ok(Seen {
+                            truth,
+                            ..left.or(right)?
+                        })
+                    }
+                }
+            }
+            BinOpKind::Eq => self.compare(left, CompareOpKind::Eq, right),
+            BinOpKind::Ne => self.compare(left, CompareOpKind::Ne, right),
+            BinOpKind::In => self.compare(left, CompareOpKind::In, right),
+            BinOpKind::Add | BinOpKind::Concat => {
+                let (left, right) = (self.expr(left)?.kind, self.expr(right)?.kind);
+                let may_join = |kind: Kind| kind.fixed() || matches!(kind, Kind::Text | Kind::Joined);
+                match (left.fixed() && right.fixed(), may_join(left) && may_join(right)) {
+                    (true, _) => Ok(Seen::FIXED),
+                    (false, true) => Ok(Seen::sure(Kind::Joined)),
+                    (false, false) => Err(Opaque),
+                }
+            }
+            BinOpKind::Lt
+            | BinOpKind::Lte
+            | BinOpKind::Gt
+            | BinOpKind::Gte
+            | BinOpKind::Sub
+            | BinOpKind::Mul
+            | BinOpKind::Div
+            | BinOpKind::FloorDiv
+            | BinOpKind::Rem
+            | BinOpKind::Pow => {
+                self.fixed(left)?;
+                self.fixed(right)?;
+                Ok(Seen::FIXED)
+            }
+        }
+    }
+
+    fn compare(&mut self, left: &'t Expr<'t>, op: CompareOpKind, right: &'t Expr<'t>) -> Result<Seen, Opaque> {
+        let (a, b) = (self.expr(left)?, self.expr(right)?);
+        let negated = matches!(op, CompareOpKind::Ne | CompareOpKind::NotIn);
+        let known = |truth: bool| Ok(Seen::known(Some(truth != negated)));
+        let (literal, other) = (left.as_const(), right.as_const());
+        match op {
+            CompareOpKind::Eq | CompareOpKind::Ne if a.kind.fixed() && b.kind.fixed() => {
+                let role_and_word = match (a, b) {
+                    (
+                        Seen {
+                            kind: Kind::Role,
+                            sure: true,
+                            ..
+                        },
+                        _,
+                    ) => other.as_ref(),
+                    (
+                        _,
+                        Seen {
+                            kind: Kind::Role,
+                            sure: true,
+                            ..
+                        },
+                    ) => literal.as_ref(),
+                    _ => None,
+                };
+                match role_and_word.and_then(Value::as_str) {
+                    Some(word) if !self.roles.contains(word) => known(false),
+                    _ => Ok(Seen::FIXED),
+                }
+            }
+            CompareOpKind::In | CompareOpKind::NotIn => match (literal.as_ref().and_then(Value::as_str), b) {
+                (
+                    Some(name),
+                    Seen {
+                        kind: Kind::Message,
+                        sure,
+                        ..
+                    },
+                ) => match (name, sure) {
+                    ("role" | "content", _) | (_, false) => Ok(Seen::FIXED),
+                    _ => known(false),
+                },
+                (
+                    Some(part),
+                    Seen {
+                        kind: Kind::Text,
+                        sure: true,
+                        ..
+                    },
+                ) if !part.is_empty() => {
+                    self.conditions.without(part);
+                    known(false)
+                }
+                _ if a.kind.fixed() && b.kind.fixed() => match (a, other) {
+                    (
+                        Seen {
+                            kind: Kind::Role,
+                            sure: true,
+                            ..
+                        },
+                        Some(list),
+                    ) if self.none_of(&list) => known(false),
+                    _ => Ok(Seen::FIXED),
+                },
+                _ => Err(Opaque),
+            },
+            _ if a.kind.fixed() && b.kind.fixed() => Ok(Seen::FIXED),
+            _ => Err(Opaque),
+        }
+    }
+
+    /// Whether a constant list holds none of the roles.
+    fn none_of(&self, list: &Value) -> bool {
+        list.as_str().is_none()
+            && list
+                .try_iter()
+                .is_ok_and(|mut words| words.all(|word| word.as_str().is_some_and(|word| !self.roles.contains(word))))
+    }
+
+    fn filter(&mut self, filter: &'t Filter<'t>) -> Result<Seen, Opaque> {
+        self.fixed_args(&filter.args)?;
+        let of = self.expr(filter.expr.as_ref().ok_or(Opaque)?)?;
+        match (of.kind, filter.name) {
+            (kind, _) if kind.fixed() => Ok(Seen::FIXED),
+            (Kind::Text, "string") if of.sure => Ok(of),
+            (Kind::Text, "trim") => self.stripped(of, &filter.args, true, true),
+            (Kind::Text, "default" | "d") => of.or(Seen::FIXED),
+            (Kind::Messages, "length" | "count") => Ok(Seen::FIXED),
+            (Kind::Messages, "list" | "reverse") => Ok(of),
+            (Kind::Messages, "first" | "last") => Ok(Seen {
+                sure: of.sure,
+                ..Seen::sure(Kind::Message)
+            }),
+            (Kind::Messages, "selectattr" | "rejectattr") => match filter.args.first() {
+                Some(CallArg::Pos(e)) if e.as_const().is_some_and(|name| name.as_str() == Some("role")) => Ok(of),
+                _ => Err(Opaque),
+            },
+            _ => Err(Opaque),
+        }
+    }
+
+    /// A text without what `args` name at its ends: under the condition that it has nothing of that there, the text.
+    fn stripped(&mut self, of: Seen, args: &'t [CallArg<'t>], start: bool, end: bool) -> Result<Seen, Opaque> {
+        let chars = match args {
+            [] => None,
+            [CallArg::Pos(e)] => {
+                let chars = e.as_const().ok_or(Opaque)?;
+                Some(chars.as_str().ok_or(Opaque)?.to_owned())
+            }
+            _ => return Err(Opaque),
+        };
+        self.conditions.without_at_ends(chars, start, end);
+        Ok(of)
+    }
+
+    fn test(&mut self, test: &'t Test<'t>) -> Result<Seen, Opaque> {
+        self.fixed_args(&test.args)?;
+        let of = self.expr(&test.expr)?;
+        let of_type = TYPES.iter().find(|(name, _)| *name == test.name);
+        let known = of.sure && of.set;
+        let truth = match (of.kind, of_type) {
+            (Kind::Absent, _) if known => match test.name {
+                "undefined" => Some(true),
+                "defined" | "none" | "string" | "mapping" => Some(false),
+                _ => None,
+            },
+            (Kind::Nothing, _) if known => match test.name {
+                "none" | "defined" => Some(true),
+                "undefined" | "string" | "mapping" => Some(false),
+                _ => None,
+            },
+            (kind, _) if kind.fixed() => None,
+            (Kind::Text, Some((_, says))) => Some(*says).filter(|_| known),
+            (_, Some(_)) => None,
+            (_, None) => return Err(Opaque),
+        };
+        Ok(Seen::known(truth))
+    }
+
+    fn call(&mut self, call: &'t Call<'t>) -> Result<Seen, Opaque> {
+        self.fixed_args(&call.args)?;
+        let (of, name) = match &call.expr {
+            Expr::Var(function) => {
+                let known = FUNCTIONS.contains(&function.id) || self.assigned.contains_key(function.id);
+                return known.then_some(Seen::FIXED).ok_or(Opaque);
+            }
+            Expr::GetAttr(method) => (self.expr(&method.expr)?, method.name),
+            _ => return Err(Opaque),
+        };
+        let first = match call.args.first() {
+            Some(CallArg::Pos(e)) => e.as_const(),
+            _ => None,
+        };
+        let first = first.as_ref().and_then(Value::as_str);
+        match (of.kind, name) {
+            (kind, _) if kind.fixed() => Ok(Seen::FIXED),
+            (Kind::Message, "get") => match (first, call.args.len()) {
+                (Some(field @ ("role" | "content")), _) => Ok(member(of, field)),
+                // Python gives `none` here.
+                (Some(_), 1) if of.sure => Ok(Seen::sure(Kind::Nothing)),
+                (Some(_), _) => Ok(Seen::FIXED),
+                (None, _) => Err(Opaque),
+            },
+            (Kind::Text, "startswith" | "endswith") if of.sure => match first {
+                Some(part) if !part.is_empty() => {
+                    self.conditions.without(part);
+                    Ok(Seen::known(Some(false)))
+                }
+                _ => Err(Opaque),
+            },
+            (Kind::Text, "strip") => self.stripped(of, &call.args, true, true),
+            (Kind::Text, "lstrip") => self.stripped(of, &call.args, true, false),
+            (Kind::Text, "rstrip") => self.stripped(of, &call.args, false, true),
+            _ => Err(Opaque),
+        }
+    }
+}
+
+fn constant(value: &Value) -> Seen {
+    if value.is_none() {
+        return Seen::sure(Kind::Nothing);
+    }
+    Seen::known(Some(value.is_true()))
+}
+
+/// A member of a message that has a role and a text, and nothing else.
+fn member(of: Seen, name: &str) -> Seen {
+    let kind = match name {
+        "role" => Kind::Role,
+        "content" => Kind::Text,
+        _ => Kind::Absent,
+    };
+    match of.sure {
+        true => Seen::sure(kind),
+        false if kind.fixed() => Seen::FIXED,
+        false => Seen {
+            sure: false,
+            truth: None,
+            ..Seen::sure(kind)
+        },
+    }
+}
