@@ -102,10 +102,10 @@ impl Template {
     }
 
     /// Under which conditions conversations of `roles` are rendered from pieces; `None` where they aren't.
-    fn follow(&self, roles: &BTreeSet<&str>, variables: &[(&str, Value)]) -> Option<Conditions> {
+    fn follow(&self, roles: &BTreeSet<&str>, format: ContentFormat, variables: &[(&str, Value)]) -> Option<Conditions> {
         let template = self.environment.get_template(NAME).ok()?;
         let tree = machinery::parse(template.source(), NAME, syntax().ok()?).ok()?;
-        plan::follow(&tree, roles, variables).ok()
+        plan::follow(&tree, roles, format, variables).ok()
     }
 }
 

@@ -138,7 +138,7 @@ impl Templates {
         };
         let text = render(messages)?;
         if matches!(found, Found::New) {
-            let follow = |roles: &BTreeSet<&str>| template.follow(roles, &given);
+            let follow = |roles: &BTreeSet<&str>| template.follow(roles, format, &given);
             template
                 .plans
                 .learn(messages, &text, follow, |marked| render(marked).ok());
@@ -153,9 +153,9 @@ impl Templates {
     }
 
     fn planned(&self, template: &Template, messages: &[PlainMessage<'_>]) -> Found {
-        match self.format(template) {
-            ContentFormat::String if !messages.iter().any(changes_in_plain) => template.plans.render(messages),
-            ContentFormat::String | ContentFormat::OpenAi => Found::Unfit,
+        match messages.iter().any(changes_in_plain) {
+            false => template.plans.render(messages),
+            true => Found::Unfit,
         }
     }
 

@@ -6,28 +6,41 @@
 //! else looks at a text makes the template [`Opaque`].
 
 use super::conditions::Conditions;
+use crate::format::ContentFormat;
 use minijinja::Value;
-use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, Stmt, Test, UnaryOpKind};
+use minijinja::machinery::ast::{
+    BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, Macro, Stmt, Test, UnaryOpKind,
+};
 use std::collections::{BTreeSet, HashMap};
 
 /// The template looks at a text, or at a message as a whole.
 #[derive(Debug)]
 pub(in crate::template) struct Opaque;
 
-/// Under which conditions on its texts a conversation of `roles` is rendered from pieces that the roles decide;
-/// `given` are the template's other variables.
+/// Under which conditions on its texts a conversation of `roles` is rendered from pieces that the roles decide, where
+/// messages have their content in this `format`; `given` are the template's other variables.
 pub(in crate::template) fn follow(
     tree: &Stmt<'_>,
     roles: &BTreeSet<&str>,
+    format: ContentFormat,
     given: &[(&str, Value)],
 ) -> Result<Conditions, Opaque> {
+    let content = match format {
+        ContentFormat::String => Kind::Text,
+        // Tools' results are texts there too.
+        ContentFormat::OpenAi if roles.contains("tool") => return Err(Opaque),
+        ContentFormat::OpenAi => Kind::Parts,
+    };
     let mut flow = Flow {
         roles,
+        content,
         given,
         assigned: HashMap::from([("messages", Seen::sure(Kind::Messages))]),
         conditions: Conditions::default(),
+        macros: HashMap::new(),
+        scope: Vec::new(),
         changed: true,
-        only_fixed: false,
+        output: Kind::Fixed,
     };
     // What a variable may hold only grows, so this ends; the last round has seen every branch with what they hold.
     while std::mem::take(&mut flow.changed) {
@@ -48,8 +61,14 @@ enum Kind {
     Nothing,
     /// A message's role.
     Role,
+    /// A part's type.
+    PartType,
     /// The text of a message, whole.
     Text,
+    /// The content of a message: a list of one part.
+    Parts,
+    /// That part: its type, which is `text`, and the text.
+    Part,
     /// Texts and fixed parts, one after the other.
     Joined,
     /// A message.
@@ -60,7 +79,10 @@ enum Kind {
 
 impl Kind {
     fn fixed(self) -> bool {
-        matches!(self, Self::Fixed | Self::Absent | Self::Nothing | Self::Role)
+        matches!(
+            self,
+            Self::Fixed | Self::Absent | Self::Nothing | Self::Role | Self::PartType
+        )
     }
 }
 
@@ -88,7 +110,7 @@ impl Seen {
         let truth = match kind {
             Kind::Absent | Kind::Nothing => Some(false),
             // An empty text isn't rendered from pieces.
-            Kind::Text => Some(true),
+            Kind::Text | Kind::Parts | Kind::Part | Kind::PartType => Some(true),
             Kind::Fixed | Kind::Role | Kind::Joined | Kind::Message | Kind::Messages => None,
         };
         Self {
@@ -100,6 +122,19 @@ impl Seen {
 
     fn known(truth: Option<bool>) -> Self {
         Self { truth, ..Self::FIXED }
+    }
+
+    /// One of a list, as sure as the list.
+    fn item(self, kind: Kind) -> Self {
+        Self {
+            sure: self.sure,
+            ..Self::sure(kind)
+        }
+    }
+
+    /// Whether it is this and nothing else.
+    fn is(self, kind: Kind) -> bool {
+        self.sure && self.kind == kind
     }
 
     /// Either of two.
@@ -126,30 +161,38 @@ impl Seen {
 
 /// Functions whose result hangs on their arguments alone, or on how often they were called.
 const FUNCTIONS: [&str; 6] = ["cycler", "dict", "joiner", "namespace", "raise_exception", "range"];
-/// Tests that ask for a value's type; with what they say of a text.
-const TYPES: [(&str, bool); 11] = [
-    ("string", true),
-    ("iterable", true),
-    ("sequence", true),
-    ("defined", true),
-    ("undefined", false),
-    ("none", false),
-    ("mapping", false),
-    ("number", false),
-    ("integer", false),
-    ("float", false),
-    ("boolean", false),
+/// Tests that ask for a value's type; with what they say of a text, and of a list.
+const TYPES: [(&str, bool, bool); 11] = [
+    ("string", true, false),
+    ("iterable", true, true),
+    ("sequence", true, true),
+    ("defined", true, true),
+    ("undefined", false, false),
+    ("none", false, false),
+    ("mapping", false, false),
+    ("number", false, false),
+    ("integer", false, false),
+    ("float", false, false),
+    ("boolean", false, false),
 ];
+/// The type of a part that is a text.
+const TEXT_TYPE: &str = "text";
 
 struct Flow<'t, 'g> {
     roles: &'g BTreeSet<&'g str>,
+    /// What a message's content is.
+    content: Kind,
     given: &'g [(&'g str, Value)],
     /// What each assigned variable may hold, whatever the scope.
     assigned: HashMap<&'t str, Seen>,
+    /// The parameters of each macro, and what calls give.
+    macros: HashMap<&'t str, (Vec<&'t str>, Kind)>,
+    /// Names that are set where the walk is: targets of loops, parameters of macros.
+    scope: Vec<&'t str>,
     conditions: Conditions,
     changed: bool,
-    /// Inside a macro or a captured block, whose output may go anywhere.
-    only_fixed: bool,
+    /// What has been written, inside a macro or a captured block.
+    output: Kind,
 }
 
 impl<'t> Flow<'t, '_> {
@@ -157,12 +200,11 @@ impl<'t> Flow<'t, '_> {
         body.iter().try_for_each(|statement| self.statement(statement))
     }
 
-    /// A body whose output is a value.
-    fn captured(&mut self, body: &'t [Stmt<'t>]) -> Result<(), Opaque> {
-        let outside = std::mem::replace(&mut self.only_fixed, true);
-        let done = self.body(body);
-        self.only_fixed = outside;
-        done
+    /// A body whose output is a value: what that is.
+    fn captured(&mut self, body: &'t [Stmt<'t>]) -> Result<Kind, Opaque> {
+        let outside = std::mem::replace(&mut self.output, Kind::Fixed);
+        self.body(body)?;
+        Ok(std::mem::replace(&mut self.output, outside))
     }
 
     fn statement(&mut self, statement: &'t Stmt<'t>) -> Result<(), Opaque> {
@@ -171,8 +213,12 @@ impl<'t> Flow<'t, '_> {
             Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => Ok(()),
             Stmt::EmitExpr(emit) => {
                 let seen = self.expr(&emit.expr)?;
-                let written = seen.kind.fixed() || (!self.only_fixed && matches!(seen.kind, Kind::Text | Kind::Joined));
-                written.then_some(()).ok_or(Opaque)
+                match seen.kind {
+                    kind if kind.fixed() => {}
+                    Kind::Text | Kind::Joined => self.output = Kind::Joined,
+                    _ => return Err(Opaque),
+                }
+                Ok(())
             }
             Stmt::ForLoop(each) => {
                 if each.recursive {
@@ -180,14 +226,16 @@ impl<'t> Flow<'t, '_> {
                 }
                 let over = self.expr(&each.iter)?;
                 let item = match over.kind {
-                    Kind::Messages => Seen {
-                        sure: over.sure,
-                        ..Seen::sure(Kind::Message)
-                    },
+                    Kind::Messages => over.item(Kind::Message),
+                    Kind::Parts => over.item(Kind::Part),
                     kind if kind.fixed() => Seen::FIXED,
                     _ => return Err(Opaque),
                 };
                 self.assign(&each.target, item)?;
+                let outside = self.scope.len();
+                if let Expr::Var(variable) = &each.target {
+                    self.scope.push(variable.id);
+                }
                 let taken = match &each.filter_expr {
                     Some(filter) => self.expr(filter)?.truth,
                     None => None,
@@ -195,6 +243,7 @@ impl<'t> Flow<'t, '_> {
                 if taken != Some(false) {
                     self.body(&each.body)?;
                 }
+                self.scope.truncate(outside);
                 self.body(&each.else_body)
             }
             Stmt::IfCond(branch) => {
@@ -219,22 +268,13 @@ impl<'t> Flow<'t, '_> {
                 self.assign(&set.target, seen)
             }
             Stmt::SetBlock(set) => {
-                self.captured(&set.body)?;
+                let kind = self.captured(&set.body)?;
                 if set.filter.is_some() {
                     return Err(Opaque);
                 }
-                self.assign(&set.target, Seen::FIXED)
+                self.assign(&set.target, Seen::sure(kind))
             }
-            Stmt::Macro(called) => {
-                self.note(called.name, Seen::FIXED)?;
-                for parameter in &called.args {
-                    self.assign(parameter, Seen::FIXED)?;
-                }
-                for value in &called.defaults {
-                    self.fixed(value)?;
-                }
-                self.captured(&called.body)
-            }
+            Stmt::Macro(called) => self.define(called),
             Stmt::Do(done) => self.call(&done.call).map(drop),
             Stmt::AutoEscape(_)
             | Stmt::FilterBlock(_)
@@ -245,6 +285,62 @@ impl<'t> Flow<'t, '_> {
             | Stmt::Include(_)
             | Stmt::CallBlock(_) => Err(Opaque),
         }
+    }
+
+    /// A macro: its body with all that calls have given it so far.
+    fn define(&mut self, called: &'t Macro<'t>) -> Result<(), Opaque> {
+        let name = |parameter: &'t Expr<'t>| match parameter {
+            Expr::Var(variable) => Ok(variable.id),
+            _ => Err(Opaque),
+        };
+        let parameters = called.args.iter().map(name).collect::<Result<Vec<_>, _>>()?;
+        for value in &called.defaults {
+            self.fixed(value)?;
+        }
+        // The last ones have the defaults.
+        for with_default in parameters.iter().rev().take(called.defaults.len()) {
+            self.note(with_default, Seen::FIXED)?;
+        }
+        self.note(called.name, Seen::FIXED)?;
+        let known = self
+            .macros
+            .entry(called.name)
+            .or_insert_with(|| (parameters.clone(), Kind::Fixed));
+        if known.0 != parameters {
+            return Err(Opaque);
+        }
+        let before = known.1;
+        let outside = self.scope.len();
+        self.scope.extend(&parameters);
+        let written = self.captured(&called.body)?;
+        self.scope.truncate(outside);
+        // What calls give only grows, as what variables hold.
+        if before == Kind::Fixed && written != Kind::Fixed {
+            self.macros.insert(called.name, (parameters, written));
+            self.changed = true;
+        }
+        Ok(())
+    }
+
+    /// A call of a macro, whose parameters get what it gives.
+    fn call_macro(&mut self, name: &'t str, args: &'t [CallArg<'t>]) -> Result<Seen, Opaque> {
+        let (parameters, gives) = self.macros.get(name).cloned().ok_or(Opaque)?;
+        let mut missing = parameters.clone();
+        for (at, arg) in args.iter().enumerate() {
+            let (to, value) = match arg {
+                CallArg::Pos(value) => (*parameters.get(at).ok_or(Opaque)?, value),
+                CallArg::Kwarg(to, value) => (*to, value),
+                CallArg::PosSplat(_) | CallArg::KwargSplat(_) => return Err(Opaque),
+            };
+            let seen = self.expr(value)?;
+            let to = parameters.iter().find(|known| **known == to).ok_or(Opaque)?;
+            self.note(to, seen)?;
+            missing.retain(|known| known != to);
+        }
+        for parameter in missing {
+            self.note(parameter, Seen::FIXED)?;
+        }
+        Ok(Seen::sure(gives))
     }
 
     /// Assigns to a name, or something fixed to an attribute or several names.
@@ -338,15 +434,18 @@ impl<'t> Flow<'t, '_> {
                 if matches!(&attribute.expr, Expr::Var(v) if v.id == "loop")
                     && matches!(attribute.name, "previtem" | "nextitem")
                 {
-                    // Of a loop over messages, or of any other.
-                    return Ok(Seen {
-                        sure: false,
-                        ..Seen::sure(Kind::Message)
-                    });
+                    // Of a loop over messages, or of any other but one over parts.
+                    return match self.content {
+                        Kind::Text => Ok(Seen {
+                            sure: false,
+                            ..Seen::sure(Kind::Message)
+                        }),
+                        _ => Err(Opaque),
+                    };
                 }
                 let of = self.expr(&attribute.expr)?;
                 match of.kind {
-                    Kind::Message => Ok(member(of, attribute.name)),
+                    Kind::Message | Kind::Part => Ok(self.member(of, attribute.name)),
                     kind if kind.fixed() => Ok(Seen::FIXED),
                     _ => Err(Opaque),
                 }
@@ -356,13 +455,14 @@ impl<'t> Flow<'t, '_> {
                 let at = item.subscript_expr.as_const();
                 let name = at.as_ref().and_then(Value::as_str);
                 match (of.kind, name) {
-                    (Kind::Message, Some(name)) => Ok(member(of, name)),
+                    (Kind::Message | Kind::Part, Some(name)) => Ok(self.member(of, name)),
                     (Kind::Messages, None) => {
                         self.fixed(&item.subscript_expr)?;
-                        Ok(Seen {
-                            sure: of.sure,
-                            ..Seen::sure(Kind::Message)
-                        })
+                        Ok(of.item(Kind::Message))
+                    }
+                    (Kind::Parts, None) => {
+                        self.fixed(&item.subscript_expr)?;
+                        Ok(of.item(Kind::Part))
                     }
                     (kind, _) if kind.fixed() => self.fixed(&item.subscript_expr).map(|()| Seen::FIXED),
                     _ => Err(Opaque),
@@ -380,6 +480,9 @@ impl<'t> Flow<'t, '_> {
 
     fn variable(&self, name: &str) -> Seen {
         if let Some(seen) = self.assigned.get(name) {
+            if self.scope.contains(&name) {
+                return *seen;
+            }
             return Seen {
                 set: false,
                 truth: seen.truth.filter(|truth| !truth),
@@ -444,80 +547,54 @@ impl<'t> Flow<'t, '_> {
         let (a, b) = (self.expr(left)?, self.expr(right)?);
         let negated = matches!(op, CompareOpKind::Ne | CompareOpKind::NotIn);
         let known = |truth: bool| Ok(Seen::known(Some(truth != negated)));
-        let (literal, other) = (left.as_const(), right.as_const());
+        let (left, right) = (left.as_const(), right.as_const());
+        let word = |value: &Option<Value>| value.as_ref().and_then(Value::as_str).map(str::to_owned);
+        let fixed = a.kind.fixed() && b.kind.fixed();
         match op {
-            CompareOpKind::Eq | CompareOpKind::Ne if a.kind.fixed() && b.kind.fixed() => {
-                let role_and_word = match (a, b) {
-                    (
-                        Seen {
-                            kind: Kind::Role,
-                            sure: true,
-                            ..
-                        },
-                        _,
-                    ) => other.as_ref(),
-                    (
-                        _,
-                        Seen {
-                            kind: Kind::Role,
-                            sure: true,
-                            ..
-                        },
-                    ) => literal.as_ref(),
+            CompareOpKind::Eq | CompareOpKind::Ne if fixed => {
+                let equal = match (word(&left), word(&right)) {
+                    (None, Some(word)) => self.may_equal(a, &word),
+                    (Some(word), None) => self.may_equal(b, &word),
                     _ => None,
                 };
-                match role_and_word.and_then(Value::as_str) {
-                    Some(word) if !self.roles.contains(word) => known(false),
-                    _ => Ok(Seen::FIXED),
-                }
+                equal.map_or(Ok(Seen::FIXED), known)
             }
-            CompareOpKind::In | CompareOpKind::NotIn => match (literal.as_ref().and_then(Value::as_str), b) {
-                (
-                    Some(name),
-                    Seen {
-                        kind: Kind::Message,
-                        sure,
-                        ..
-                    },
-                ) => match (name, sure) {
-                    ("role" | "content", _) | (_, false) => Ok(Seen::FIXED),
-                    _ => known(false),
+            CompareOpKind::In | CompareOpKind::NotIn => match (word(&left), b.kind) {
+                (Some(name), Kind::Message | Kind::Part) => match self.member(b, &name).kind {
+                    Kind::Absent if b.sure => known(false),
+                    _ => Ok(Seen::FIXED),
                 },
-                (
-                    Some(part),
-                    Seen {
-                        kind: Kind::Text,
-                        sure: true,
-                        ..
-                    },
-                ) if !part.is_empty() => {
-                    self.conditions.without(part);
+                (Some(part), Kind::Text) if b.sure && !part.is_empty() => {
+                    self.conditions.without(&part);
                     known(false)
                 }
-                _ if a.kind.fixed() && b.kind.fixed() => match (a, other) {
-                    (
-                        Seen {
-                            kind: Kind::Role,
-                            sure: true,
-                            ..
-                        },
-                        Some(list),
-                    ) if self.none_of(&list) => known(false),
+                _ if fixed => match right {
+                    Some(list) if self.is_none_of(a, &list) => known(false),
                     _ => Ok(Seen::FIXED),
                 },
                 _ => Err(Opaque),
             },
-            _ if a.kind.fixed() && b.kind.fixed() => Ok(Seen::FIXED),
+            _ if fixed => Ok(Seen::FIXED),
             _ => Err(Opaque),
         }
     }
 
-    /// Whether a constant list holds none of the roles.
-    fn none_of(&self, list: &Value) -> bool {
-        list.as_str().is_none()
-            && list
-                .try_iter()
-                .is_ok_and(|mut words| words.all(|word| word.as_str().is_some_and(|word| !self.roles.contains(word))))
+    /// Whether a role or a part's type is this word, where that is known.
+    fn may_equal(&self, seen: Seen, word: &str) -> Option<bool> {
+        if seen.is(Kind::Role) && !self.roles.contains(word) {
+            return Some(false);
+        }
+        // A part that isn't there has no type either: that is an error.
+        (seen.is(Kind::PartType) && seen.set).then_some(word == TEXT_TYPE)
+    }
+
+    /// Whether a role or a part's type is none of a constant list.
+    fn is_none_of(&self, seen: Seen, list: &Value) -> bool {
+        let other = |word: Value| {
+            word.as_str()
+                .is_some_and(|word| self.may_equal(seen, word) == Some(false))
+        };
+        list.as_str().is_none() && list.try_iter().is_ok_and(|mut words| words.all(other))
     }
 
     fn filter(&mut self, filter: &'t Filter<'t>) -> Result<Seen, Opaque> {
@@ -528,12 +605,10 @@ impl<'t> Flow<'t, '_> {
             (Kind::Text, "string") if of.sure => Ok(of),
             (Kind::Text, "trim") => self.stripped(of, &filter.args, true, true),
             (Kind::Text, "default" | "d") => of.or(Seen::FIXED),
-            (Kind::Messages, "length" | "count") => Ok(Seen::FIXED),
-            (Kind::Messages, "list" | "reverse") => Ok(of),
-            (Kind::Messages, "first" | "last") => Ok(Seen {
-                sure: of.sure,
-                ..Seen::sure(Kind::Message)
-            }),
+            (Kind::Messages | Kind::Parts, "length" | "count") => Ok(Seen::FIXED),
+            (Kind::Messages | Kind::Parts, "list" | "reverse") => Ok(of),
+            (Kind::Messages, "first" | "last") => Ok(of.item(Kind::Message)),
+            (Kind::Parts, "first" | "last") => Ok(of.item(Kind::Part)),
             (Kind::Messages, "selectattr" | "rejectattr") => match filter.args.first() {
                 Some(CallArg::Pos(e)) if e.as_const().is_some_and(|name| name.as_str() == Some("role")) => Ok(of),
                 _ => Err(Opaque),
@@ -559,7 +634,7 @@ impl<'t> Flow<'t, '_> {
     fn test(&mut self, test: &'t Test<'t>) -> Result<Seen, Opaque> {
         self.fixed_args(&test.args)?;
         let of = self.expr(&test.expr)?;
-        let of_type = TYPES.iter().find(|(name, _)| *name == test.name);
+        let of_type = TYPES.iter().find(|(name, ..)| *name == test.name);
         let known = of.sure && of.set;
         let truth = match (of.kind, of_type) {
             (Kind::Absent, _) if known => match test.name {
@@ -573,18 +648,44 @@ impl<'t> Flow<'t, '_> {
                 _ => None,
             },
             (kind, _) if kind.fixed() => None,
-            (Kind::Text, Some((_, says))) => Some(*says).filter(|_| known),
+            (Kind::Text, Some((_, says, _))) | (Kind::Parts, Some((_, _, says))) => Some(*says).filter(|_| known),
             (_, Some(_)) => None,
             (_, None) => return Err(Opaque),
         };
         Ok(Seen::known(truth))
     }
 
+    /// A member of a message that has a role and a text, and nothing else; or of its only part.
+    fn member(&self, of: Seen, name: &str) -> Seen {
+        let kind = match (of.kind, name) {
+            (Kind::Part, "type") => Kind::PartType,
+            (Kind::Part, "text") => Kind::Text,
+            (Kind::Part, _) => Kind::Absent,
+            (_, "role") => Kind::Role,
+            (_, "content") => self.content,
+            _ => Kind::Absent,
+        };
+        match of.sure {
+            true => Seen::sure(kind),
+            false if kind.fixed() => Seen::FIXED,
+            false => Seen {
+                sure: false,
+                truth: None,
+                ..Seen::sure(kind)
+            },
+        }
+    }
+
     fn call(&mut self, call: &'t Call<'t>) -> Result<Seen, Opaque> {
+        if let Expr::Var(function) = &call.expr
+            && self.assigned.contains_key(function.id)
+        {
+            return self.call_macro(function.id, &call.args);
+        }
         self.fixed_args(&call.args)?;
         let (of, name) = match &call.expr {
             Expr::Var(function) => {
-                let known = FUNCTIONS.contains(&function.id) || self.assigned.contains_key(function.id);
+                let known = FUNCTIONS.contains(&function.id);
                 return known.then_some(Seen::FIXED).ok_or(Opaque);
             }
             Expr::GetAttr(method) => (self.expr(&method.expr)?, method.name),
@@ -598,7 +699,7 @@ impl<'t> Flow<'t, '_> {
         match (of.kind, name) {
             (kind, _) if kind.fixed() => Ok(Seen::FIXED),
             (Kind::Message, "get") => match (first, call.args.len()) {
-                (Some(field @ ("role" | "content")), _) => Ok(member(of, field)),
+                (Some(field @ ("role" | "content")), _) => Ok(self.member(of, field)),
                 // Python gives `none` here.
                 (Some(_), 1) if of.sure => Ok(Seen::sure(Kind::Nothing)),
                 (Some(_), _) => Ok(Seen::FIXED),
@@ -624,22 +725,4 @@ fn constant(value: &Value) -> Seen {
         return Seen::sure(Kind::Nothing);
     }
     Seen::known(Some(value.is_true()))
-}
-
-/// A member of a message that has a role and a text, and nothing else.
-fn member(of: Seen, name: &str) -> Seen {
-    let kind = match name {
-        "role" => Kind::Role,
-        "content" => Kind::Text,
-        _ => Kind::Absent,
-    };
-    match of.sure {
-        true => Seen::sure(kind),
-        false if kind.fixed() => Seen::FIXED,
-        false => Seen {
-            sure: false,
-            truth: None,
-            ..Seen::sure(kind)
-        },
-    }
 }
