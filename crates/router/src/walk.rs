@@ -47,9 +47,9 @@ pub(crate) async fn request(
         propagation::set_parent(&span, caller);
     }
     let trace = propagation::outgoing(&span, caller.unwrap_or_else(|| TraceContext::generate(false)));
-    let served = serve(router, guard, arrival, body, trace, &span)
-        .instrument(span.clone())
-        .await;
+    // Pinned where it is made: instrumented by value, all of its state would be moved.
+    let serving = pin!(serve(router, guard, arrival, body, trace, &span));
+    let served = serving.instrument(span.clone()).await;
     if let Err(error) = &served {
         span.record("status", error.status.as_u16());
         span.record("code", error.code);
@@ -361,7 +361,8 @@ async fn whole(
     let plan = plan_of(trying.parsed);
     let edited = edit(trying.parsed.body.bytes(), &trying.parsed.body.members(), &plan)?;
     let leg = leg(worker, trying, &span, edited.body);
-    match begin(&router.upstream, leg).instrument(span).await {
+    let beginning = pin!(begin(&router.upstream, leg));
+    match beginning.instrument(span).await {
         Ok(begun) => Ok(Outcome::Begun(Answered {
             by: worker.id,
             begun,
