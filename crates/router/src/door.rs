@@ -202,7 +202,7 @@ fn refused(router: &Router, endpoint: Option<Endpoint>, error: &ApiError) -> Res
         endpoint,
         status: status_class(error.status),
     };
-    router.metrics.requests.get_or_create(&labels).inc();
+    router.metrics.requests.inc(&labels);
     reply::error(error)
 }
 

@@ -178,7 +178,7 @@ fn relayed(
         endpoint: exchange.endpoint.label(),
         status: status_class(status),
     };
-    metrics.requests.get_or_create(&labels).inc();
+    metrics.requests.inc(&labels);
     if exchange.streamed && status.is_success() {
         metrics.ttft_seconds.observe(exchange.arrived.elapsed().as_secs_f64());
     }
@@ -243,7 +243,7 @@ fn doubted(asked: &Asked<'_>, choice: &Choice, worker: &Worker) -> Option<v1::Re
 impl Observer for Observed {
     fn ended(&mut self, ending: relay::Ending, usage: Option<Usage>) {
         let metrics = &self.exchange.router.metrics;
-        metrics.ended.get_or_create(&Reason { reason: ending.label() }).inc();
+        metrics.ended.inc(&Reason { reason: ending.label() });
         let Some(reservation) = self.reservation.take() else {
             return;
         };

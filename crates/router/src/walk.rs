@@ -318,11 +318,7 @@ fn choose(
         || policy_of(router, asked.pool).map_or("kv", |policy| policy.name()),
         |name| cairn_routing::PolicyConfig::by_name(name).map_or("kv", |policy| policy.name()),
     );
-    router
-        .metrics
-        .decisions
-        .get_or_create(&PolicyLabel { policy, basis })
-        .inc();
+    router.metrics.decisions.inc(&PolicyLabel { policy, basis });
     Ok(decided)
 }
 
