@@ -17,7 +17,7 @@ use crate::decide::{Asked, Decided, Reservation, decide, policy_of};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Worker};
 use crate::forward::{Begun, Leg, begin};
-use crate::headers::{REQUEST_ID, strip_request};
+use crate::headers::{REQUEST_ID, sent_on};
 use crate::metrics::{PolicyLabel, Reason};
 use crate::observe::{self, Exchange};
 use crate::reply::ReplyBody;
@@ -81,7 +81,6 @@ async fn serve(
     let mut headers = arrival.headers;
     let request_id = request_id(&mut headers);
     let debug = operator::wants_decision(router, &headers, arrival.peer);
-    strip_request(&mut headers);
     if router.tenants.any() {
         headers.remove(header::AUTHORIZATION);
     }
@@ -122,7 +121,7 @@ fn request_id(headers: &mut HeaderMap) -> String {
 pub(crate) struct Try<'a> {
     /// The request.
     pub parsed: &'a Parsed<'a>,
-    /// Headers to send.
+    /// Its headers, of which some are sent on.
     pub headers: &'a HeaderMap,
     /// Its trace.
     pub trace: TraceContext,
@@ -382,7 +381,7 @@ pub(crate) fn plan_of(parsed: &Parsed<'_>) -> EditPlan {
 
 /// One leg to one worker, traced below `span`.
 pub(crate) fn leg<'a>(worker: &'a Worker, trying: &Try<'_>, span: &tracing::Span, body: Bytes) -> Leg<'a> {
-    let mut headers = trying.headers.clone();
+    let mut headers = sent_on(trying.headers);
     propagation::inject(&mut headers, propagation::outgoing(span, trying.trace));
     Leg {
         engine: &worker.engine,
