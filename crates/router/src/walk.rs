@@ -101,20 +101,20 @@ async fn serve(
 }
 
 /// The client's request id where it can be sent on, else one of ours.
-fn request_id(headers: &mut HeaderMap) -> String {
+fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     if let Some(id) = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok())
         && (1..=128).contains(&id.len())
+        // In bytes of its own: decisions are kept with it, and the header's lie in those of the whole head.
+        && let Ok(id) = HeaderValue::from_str(id)
     {
-        return id.to_string();
+        return id;
     }
     // From the thread's own generator: the system's would be asked by a system call for each request.
     let mut text = [0; 32];
     let uuid = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
-    let id = uuid.simple().encode_lower(&mut text);
-    if let Ok(value) = HeaderValue::from_str(id) {
-        headers.insert(REQUEST_ID, value);
-    }
-    id.to_string()
+    let id = HeaderValue::from_str(uuid.simple().encode_lower(&mut text)).expect("hex digits can stand in a header");
+    headers.insert(REQUEST_ID, id.clone());
+    id
 }
 
 /// One try at one worker or pair.
