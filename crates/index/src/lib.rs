@@ -20,7 +20,7 @@ mod state;
 pub use command::{BatchOutcome, Command, RegisterOutcome, Reply};
 pub use digest::{HolderDigest, mix, mix_sum};
 pub use hint::prefetch;
-pub use ids::{HolderId, Incarnation, LogIndex, Seq, SourceId, WorkerId};
+pub use ids::{ByWorker, HolderId, Incarnation, LogIndex, Seq, SourceId, WorkerId};
 pub use op::{Batch, Confidence, DegradedReason, Op};
 pub use overlap::{Overlap, Query, WorkerOverlap};
 pub use registry::{

@@ -282,7 +282,7 @@ pub(crate) fn decide(router: &Arc<Router>, asked: &Asked<'_>, excluded: &[Worker
     let started = Instant::now();
     let overlaps = tracing::info_span!("overlap", blocks = asked.keys.len()).in_scope(|| asked.overlap(router));
     let facts = asked.facts(excluded);
-    let now = router.now();
+    let now = router.at(started);
     let mut routing = router.routing.lock();
     // A worker that was just removed can be chosen once at most; the second choice doesn't know it any more.
     for _ in 0..2 {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use cairn_routing::{CandidateTerms, DecisionRecord};
 use cairn_telemetry::TraceContext;
+use http::HeaderValue;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ const CANDIDATES_MAX: usize = 65_536;
 /// One of them.
 pub(crate) struct Kept {
     /// The request's id.
-    pub request_id: String,
+    pub request_id: HeaderValue,
     /// Its trace.
     pub trace: TraceContext,
     /// When, in ms since the epoch.
@@ -70,17 +71,18 @@ impl Decisions {
         limit: usize,
     ) -> Vec<Value> {
         let ring = self.ring.lock();
+        let is_named = |kept: &Kept, id: &str| kept.request_id.as_bytes() == id.as_bytes();
         ring.0
             .iter()
             .rev()
-            .filter(|kept| request_id.is_none_or(|id| kept.request_id == id))
+            .filter(|kept| request_id.is_none_or(|id| is_named(kept, id)))
             .filter(|kept| trace_id.is_none_or(|id| kept.trace.trace_id_hex() == id))
-            .filter(|kept| any_id.is_none_or(|id| kept.request_id == id || kept.trace.trace_id_hex() == id))
+            .filter(|kept| any_id.is_none_or(|id| is_named(kept, id) || kept.trace.trace_id_hex() == id))
             .take(limit)
             .map(|kept| {
                 let mut value = explained(fleet, &kept.record);
                 why::add(router, fleet, &kept.named, &kept.record, &mut value);
-                value["request_id"] = json!(kept.request_id);
+                value["request_id"] = json!(kept.request_id.to_str().unwrap_or_default());
                 value["trace_id"] = json!(kept.trace.trace_id_hex());
                 value["at_ms"] = json!(kept.at_ms);
                 value["endpoint"] = json!(kept.endpoint);

@@ -1,9 +1,12 @@
 //! The door: accepts connections, reads request heads, and hands each path to who answers it.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::{Method, Request, Response, StatusCode, header};
@@ -18,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::ask::Arrival;
+use crate::bell::Bell;
 use crate::body::Endpoint;
 use crate::engines::Health;
 use crate::error::ApiError;
@@ -125,10 +129,19 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    let served = tokio::select! {
-        served = connection.as_mut() => served,
-        () = end.cancelled() => {
+    let mut connection = pin!(connection);
+    // All connections share the end: whoever looks at it takes its locks, so it is looked at only where it rings.
+    let mut ended = pin!(end.cancelled());
+    let bell = Bell::new();
+    let rings = bell.waker();
+    let served = poll_fn(|cx| match connection.as_mut().poll(cx) {
+        Poll::Ready(served) => Poll::Ready(Some(served)),
+        Poll::Pending => bell.poll(&rings, cx, |cx| ended.as_mut().poll(cx)).map(|()| None),
+    })
+    .await;
+    let served = match served {
+        Some(served) => served,
+        None => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -189,7 +202,7 @@ fn refused(router: &Router, endpoint: Option<Endpoint>, error: &ApiError) -> Res
         endpoint,
         status: status_class(error.status),
     };
-    router.metrics.requests.get_or_create(&labels).inc();
+    router.metrics.requests.inc(&labels);
     reply::error(error)
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cairn_blocks::{BlockSize, ClusterSeed};
-use cairn_index::{Confidence, DegradedReason, Registry, Role, Source, WorkerId, WorkerSpec};
+use cairn_index::{ByWorker, Confidence, DegradedReason, Registry, Role, Source, WorkerId, WorkerSpec};
 
 use crate::config::{Config, EngineConfig};
 use crate::engines::{Engine, Engines};
@@ -27,7 +27,7 @@ pub(crate) struct Fleet {
     pub pools: Vec<Arc<Pool>>,
     by_model: HashMap<String, ModelRef>,
     by_source: HashMap<String, WorkerId>,
-    by_worker: HashMap<WorkerId, (usize, usize)>,
+    by_worker: ByWorker<(usize, usize)>,
 }
 
 /// What a model name means.
@@ -99,7 +99,7 @@ impl Default for Fleet {
             pools: Vec::new(),
             by_model: HashMap::new(),
             by_source: HashMap::new(),
-            by_worker: HashMap::new(),
+            by_worker: ByWorker::default(),
         }
     }
 }

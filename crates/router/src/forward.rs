@@ -9,6 +9,9 @@ use crate::engines::Engine;
 use crate::headers::{DATA_PARALLEL_RANK, strip_response};
 use crate::upstream::{Answer, Upstream, UpstreamFault, chain};
 
+/// Type of a stream of events.
+const EVENTS: &str = "text/event-stream";
+
 /// One leg of a request as it goes to one engine.
 pub(crate) struct Leg<'a> {
     /// Where to.
@@ -42,7 +45,8 @@ impl Begun {
             .headers
             .get(header::CONTENT_TYPE)
             .and_then(|v| v.to_str().ok())
-            .is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream"))
+            .and_then(|kind| kind.trim_start().get(..EVENTS.len()))
+            .is_some_and(|kind| kind.eq_ignore_ascii_case(EVENTS))
     }
 
     /// Whether the engine says that it has too much to do.

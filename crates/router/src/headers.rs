@@ -10,7 +10,7 @@ pub(crate) const DATA_PARALLEL_RANK: HeaderName = HeaderName::from_static("x-dat
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Headers that belong to one connection.
-const HOP_BY_HOP: [HeaderName; 8] = [
+static HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     header::PROXY_AUTHENTICATE,
@@ -21,54 +21,56 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// Takes out of a client's headers what must not reach an engine.
-pub(crate) fn strip_request(headers: &mut HeaderMap) {
-    strip_hops(headers);
-    for name in [
-        header::HOST,
-        header::CONTENT_LENGTH,
-        header::EXPECT,
-        // Answers are looked at as they pass, so they come uncompressed.
-        header::ACCEPT_ENCODING,
-        DATA_PARALLEL_RANK,
-    ] {
-        headers.remove(name);
+/// Headers of a request that are ours to write for each engine.
+static OURS: [HeaderName; 5] = [
+    header::HOST,
+    header::CONTENT_LENGTH,
+    header::EXPECT,
+    // Answers are looked at as they pass, so they come uncompressed.
+    header::ACCEPT_ENCODING,
+    DATA_PARALLEL_RANK,
+];
+/// Headers that are added to those of the client: trace, rank, host and length.
+const ADDED: usize = 4;
+
+/// What of a client's headers goes to an engine, with room for what is added: a clone has none, and would grow twice.
+pub(crate) fn sent_on(headers: &HeaderMap) -> HeaderMap {
+    let named = named_by_connection(headers);
+    let goes_on = |name: &HeaderName| !stays(name) && !OURS.contains(name) && !named.contains(name);
+    let mut sent = HeaderMap::with_capacity(headers.len() + ADDED);
+    for (name, value) in headers.iter().filter(|(name, _)| goes_on(name)) {
+        sent.append(name.clone(), value.clone());
     }
-    strip_internal(headers);
+    sent
 }
 
 /// Takes out of an engine's headers what belongs to its connection.
 pub(crate) fn strip_response(headers: &mut HeaderMap) {
-    strip_hops(headers);
-    strip_internal(headers);
-}
-
-fn strip_hops(headers: &mut HeaderMap) {
-    if let Some(named) = headers.get(header::CONNECTION).and_then(|v| v.to_str().ok()) {
-        let named: Vec<HeaderName> = named.split(',').filter_map(|name| name.trim().parse().ok()).collect();
-        for name in named {
-            headers.remove(name);
-        }
+    for name in named_by_connection(headers) {
+        headers.remove(name);
     }
-    // Most requests and answers have none of them, which is seen for less than looking for each takes.
-    if headers.keys().any(|name| HOP_BY_HOP.contains(name)) {
-        for name in &HOP_BY_HOP {
+    // Most answers have none of them, which is seen for less than looking for each takes.
+    if headers.keys().any(stays) {
+        let hops: Vec<HeaderName> = headers.keys().filter(|name| stays(name)).cloned().collect();
+        for name in hops {
             headers.remove(name);
         }
     }
 }
 
-fn strip_internal(headers: &mut HeaderMap) {
-    if headers.keys().any(|name| name.as_str().starts_with(INTERNAL_PREFIX)) {
-        let internal: Vec<HeaderName> = headers
-            .keys()
-            .filter(|name| name.as_str().starts_with(INTERNAL_PREFIX))
-            .cloned()
-            .collect();
-        for name in internal {
-            headers.remove(name);
-        }
-    }
+/// Headers that belong to a connection because it says so.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    let named = headers.get(header::CONNECTION).and_then(|value| value.to_str().ok());
+    named
+        .into_iter()
+        .flat_map(|named| named.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect()
+}
+
+/// Whether a header ends here, whichever way it came.
+fn stays(name: &HeaderName) -> bool {
+    HOP_BY_HOP.contains(name) || name.as_str().starts_with(INTERNAL_PREFIX)
 }
 
 #[cfg(test)]
@@ -89,8 +91,8 @@ mod tests {
         ] {
             headers.insert(HeaderName::from_static(name), value.parse().unwrap());
         }
-        strip_request(&mut headers);
-        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        let sent = sent_on(&headers);
+        let mut left: Vec<_> = sent.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
         assert_eq!(left, ["authorization", "x-anything"]);
     }

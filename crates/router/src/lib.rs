@@ -9,6 +9,7 @@
 mod alarms;
 mod ask;
 mod ask_engine;
+mod bell;
 pub mod bench;
 mod body;
 mod config;

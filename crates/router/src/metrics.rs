@@ -1,6 +1,8 @@
 //! The router's metrics: names, units, label values and bucket edges. All label sets are closed.
 
+use std::hash::Hash;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use cairn_telemetry::SharedRegistry;
 use cairn_telemetry::metrics::LATENCY_SECONDS;
@@ -35,15 +37,56 @@ pub(crate) struct PolicyLabel {
     pub basis: &'static str,
 }
 
+/// Label sets of a family whose counters are at hand: the first that come are those of most requests.
+const AT_HAND: usize = 8;
+
+/// A family that every request counts in: a look-up in the family itself hashes the labels and takes a lock.
+pub(crate) struct Often<L> {
+    family: Family<L, Counter>,
+    at_hand: Arc<[OnceLock<(L, Counter)>; AT_HAND]>,
+}
+
+impl<L: Clone + Eq + Hash> Often<L> {
+    /// Counts one more under `labels`.
+    pub(crate) fn inc(&self, labels: &L) {
+        for slot in &*self.at_hand {
+            let (known, counter) = slot.get_or_init(|| (labels.clone(), self.family.get_or_create(labels).clone()));
+            if known == labels {
+                counter.inc();
+                return;
+            }
+        }
+        self.family.get_or_create(labels).inc();
+    }
+}
+
+impl<L: Clone + Eq + Hash> Default for Often<L> {
+    fn default() -> Self {
+        Self {
+            family: Family::default(),
+            at_hand: Arc::default(),
+        }
+    }
+}
+
+impl<L> Clone for Often<L> {
+    fn clone(&self) -> Self {
+        Self {
+            family: self.family.clone(),
+            at_hand: Arc::clone(&self.at_hand),
+        }
+    }
+}
+
 /// All of them; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Metrics {
     pub registry: SharedRegistry,
-    pub requests: Family<RequestLabels, Counter>,
+    pub requests: Often<RequestLabels>,
     pub refused: Family<Reason, Counter>,
-    pub ended: Family<Reason, Counter>,
+    pub ended: Often<Reason>,
     pub retries: Family<Reason, Counter>,
-    pub decisions: Family<PolicyLabel, Counter>,
+    pub decisions: Often<PolicyLabel>,
     pub shadow: Family<Reason, Counter>,
     pub shadow_new_tokens: Counter,
     pub new_tokens: Counter,
@@ -74,11 +117,11 @@ impl Metrics {
         let histogram = || Histogram::new(LATENCY_SECONDS);
         let metrics = Self {
             registry: registry.clone(),
-            requests: Family::default(),
+            requests: Often::default(),
             refused: Family::default(),
-            ended: Family::default(),
+            ended: Often::default(),
             retries: Family::default(),
-            decisions: Family::default(),
+            decisions: Often::default(),
             shadow: Family::default(),
             shadow_new_tokens: Counter::default(),
             new_tokens: Counter::default(),
@@ -112,7 +155,7 @@ impl Metrics {
             r.register(
                 "requests",
                 "Requests answered, by endpoint and class of status",
-                m.requests,
+                m.requests.family,
             );
             r.register(
                 "refused",
@@ -122,7 +165,7 @@ impl Metrics {
             r.register(
                 "streams_ended",
                 "Answers by ending: done, client_gone, upstream_cut",
-                m.ended,
+                m.ended.family,
             );
             r.register(
                 "retries",
@@ -132,7 +175,7 @@ impl Metrics {
             r.register(
                 "decisions",
                 "Decisions by policy and basis: tokens, text, blind",
-                m.decisions,
+                m.decisions.family,
             );
             r.register(
                 "shadow",
@@ -236,5 +279,22 @@ pub(crate) fn status_class(status: http::StatusCode) -> &'static str {
         400..=499 => "4xx",
         500..=599 => "5xx",
         _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_at_hand_are_those_of_the_family_and_more_label_sets_than_fit_still_count() {
+        const NAMES: [&str; AT_HAND + 2] = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
+        let often = Often::default();
+        for reason in NAMES.iter().chain(&NAMES) {
+            often.inc(&Reason { reason });
+        }
+        for reason in NAMES {
+            assert_eq!(often.family.get_or_create(&Reason { reason }).get(), 2, "{reason}");
+        }
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct Exchange {
     /// Its trace.
     pub trace: TraceContext,
     /// Its id.
-    pub request_id: String,
+    pub request_id: HeaderValue,
     /// Whether an operator asked for decision headers.
     pub debug: bool,
     /// Whether its prediction can be compared with the engine's figure.
@@ -148,14 +148,13 @@ pub(crate) fn answer(
     choice: &Choice,
     (asked, worker): (&Asked<'_>, Option<&Worker>),
 ) -> Response<ReplyBody> {
-    let mut decision_headers = HeaderMap::new();
-    if exchange.debug {
-        debug_headers(&mut decision_headers, choice, worker);
-    }
+    let debug = exchange.debug;
     let predicted = reservation.predicted();
     let doubted = worker.and_then(|worker| doubted(asked, choice, worker));
     let mut response = relayed(exchange, answered, Some(reservation), (predicted, doubted));
-    response.headers_mut().extend(decision_headers);
+    if debug {
+        debug_headers(response.headers_mut(), choice, worker);
+    }
     response
 }
 
@@ -178,13 +177,13 @@ fn relayed(
         endpoint: exchange.endpoint.label(),
         status: status_class(status),
     };
-    metrics.requests.get_or_create(&labels).inc();
+    metrics.requests.inc(&labels);
     if exchange.streamed && status.is_success() {
         metrics.ttft_seconds.observe(exchange.arrived.elapsed().as_secs_f64());
     }
     let events = (begun.is_events() && status.is_success()).then(|| SseWatch::new(strip_usage));
     let length = if events.is_some() { None } else { begun.length };
-    let request_id = HeaderValue::from_str(&exchange.request_id).ok();
+    let request_id = exchange.request_id.clone();
     let observed = Observed {
         exchange,
         reservation,
@@ -196,9 +195,7 @@ fn relayed(
     let Begun {
         mut head, first, rest, ..
     } = begun;
-    if let Some(id) = request_id {
-        head.headers.entry(REQUEST_ID).or_insert(id);
-    }
+    head.headers.entry(REQUEST_ID).or_insert(request_id);
     let relay = Relay::new(first, rest, events, length, Box::new(observed));
     Response::from_parts(head, ReplyBody::Relay(Box::new(relay)))
 }
@@ -243,7 +240,7 @@ fn doubted(asked: &Asked<'_>, choice: &Choice, worker: &Worker) -> Option<v1::Re
 impl Observer for Observed {
     fn ended(&mut self, ending: relay::Ending, usage: Option<Usage>) {
         let metrics = &self.exchange.router.metrics;
-        metrics.ended.get_or_create(&Reason { reason: ending.label() }).inc();
+        metrics.ended.inc(&Reason { reason: ending.label() });
         let Some(reservation) = self.reservation.take() else {
             return;
         };

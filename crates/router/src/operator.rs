@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use http::{HeaderMap, Method, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ use crate::why::{self, Named};
 /// Carries the operators' token beside an engine's own `Authorization`.
 const OPERATOR_HEADER: &str = "x-cairn-operator";
 /// Asks for decision headers.
-const DEBUG_HEADER: &str = "x-cairn-debug";
+const DEBUG_HEADER: HeaderName = HeaderName::from_static("x-cairn-debug");
 /// Which operation `/cairn/explain` is about, where the body's shape doesn't tell.
 const ENDPOINT_HEADER: &str = "x-cairn-endpoint";
 /// Decisions in one answer.

@@ -76,7 +76,13 @@ pub(crate) struct Router {
 impl Router {
     /// The router's monotonic clock.
     pub(crate) fn now(&self) -> Micros {
-        Micros(u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX))
+        self.at(Instant::now())
+    }
+
+    /// What that clock showed at `when`.
+    pub(crate) fn at(&self, when: Instant) -> Micros {
+        let since = when.saturating_duration_since(self.started);
+        Micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
     }
 
     /// The tokenizer of a pool, found or not.

@@ -4,13 +4,13 @@
 //! engine's connection. A stream of many small chunks costs one waking for each of them.
 
 mod answer;
-mod bell;
 mod connection;
 mod kept;
 mod origin;
 #[cfg(test)]
 mod tests;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ impl Upstream {
         request.headers_mut().insert(header::HOST, origin.host().clone());
         let kept = &self.lanes[lanes::current()];
         while let Some(connection) = kept.take(origin) {
-            match connection.exchange(request).await {
+            match pin!(connection.exchange(request)).await {
                 Ok((response, connection)) => return Ok(answered(response, connection, kept, origin.clone())),
                 // The engine had closed it, as it may at any time; of the request nothing was written.
                 Err(NoAnswer::Unsent(unsent)) => request = *unsent,

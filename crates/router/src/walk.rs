@@ -17,7 +17,7 @@ use crate::decide::{Asked, Decided, Reservation, decide, policy_of};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Worker};
 use crate::forward::{Begun, Leg, begin};
-use crate::headers::{REQUEST_ID, strip_request};
+use crate::headers::{REQUEST_ID, sent_on};
 use crate::metrics::{PolicyLabel, Reason};
 use crate::observe::{self, Exchange};
 use crate::reply::ReplyBody;
@@ -47,9 +47,9 @@ pub(crate) async fn request(
         propagation::set_parent(&span, caller);
     }
     let trace = propagation::outgoing(&span, caller.unwrap_or_else(|| TraceContext::generate(false)));
-    let served = serve(router, guard, arrival, body, trace, &span)
-        .instrument(span.clone())
-        .await;
+    // Pinned where it is made: instrumented by value, all of its state would be moved.
+    let serving = pin!(serve(router, guard, arrival, body, trace, &span));
+    let served = serving.instrument(span.clone()).await;
     if let Err(error) = &served {
         span.record("status", error.status.as_u16());
         span.record("code", error.code);
@@ -81,7 +81,6 @@ async fn serve(
     let mut headers = arrival.headers;
     let request_id = request_id(&mut headers);
     let debug = operator::wants_decision(router, &headers, arrival.peer);
-    strip_request(&mut headers);
     if router.tenants.any() {
         headers.remove(header::AUTHORIZATION);
     }
@@ -102,27 +101,27 @@ async fn serve(
 }
 
 /// The client's request id where it can be sent on, else one of ours.
-fn request_id(headers: &mut HeaderMap) -> String {
+fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     if let Some(id) = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok())
         && (1..=128).contains(&id.len())
+        // In bytes of its own: decisions are kept with it, and the header's lie in those of the whole head.
+        && let Ok(id) = HeaderValue::from_str(id)
     {
-        return id.to_string();
+        return id;
     }
     // From the thread's own generator: the system's would be asked by a system call for each request.
     let mut text = [0; 32];
     let uuid = uuid::Builder::from_random_bytes(rand::random()).into_uuid();
-    let id = uuid.simple().encode_lower(&mut text);
-    if let Ok(value) = HeaderValue::from_str(id) {
-        headers.insert(REQUEST_ID, value);
-    }
-    id.to_string()
+    let id = HeaderValue::from_str(uuid.simple().encode_lower(&mut text)).expect("hex digits can stand in a header");
+    headers.insert(REQUEST_ID, id.clone());
+    id
 }
 
 /// One try at one worker or pair.
 pub(crate) struct Try<'a> {
     /// The request.
     pub parsed: &'a Parsed<'a>,
-    /// Headers to send.
+    /// Its headers, of which some are sent on.
     pub headers: &'a HeaderMap,
     /// Its trace.
     pub trace: TraceContext,
@@ -318,11 +317,7 @@ fn choose(
         || policy_of(router, asked.pool).map_or("kv", |policy| policy.name()),
         |name| cairn_routing::PolicyConfig::by_name(name).map_or("kv", |policy| policy.name()),
     );
-    router
-        .metrics
-        .decisions
-        .get_or_create(&PolicyLabel { policy, basis })
-        .inc();
+    router.metrics.decisions.inc(&PolicyLabel { policy, basis });
     Ok(decided)
 }
 
@@ -361,7 +356,8 @@ async fn whole(
     let plan = plan_of(trying.parsed);
     let edited = edit(trying.parsed.body.bytes(), &trying.parsed.members, &plan)?;
     let leg = leg(worker, trying, &span, edited.body);
-    match begin(&router.upstream, leg).instrument(span).await {
+    let beginning = pin!(begin(&router.upstream, leg));
+    match beginning.instrument(span).await {
         Ok(begun) => Ok(Outcome::Begun(Answered {
             by: worker.id,
             begun,
@@ -385,7 +381,7 @@ pub(crate) fn plan_of(parsed: &Parsed<'_>) -> EditPlan {
 
 /// One leg to one worker, traced below `span`.
 pub(crate) fn leg<'a>(worker: &'a Worker, trying: &Try<'_>, span: &tracing::Span, body: Bytes) -> Leg<'a> {
-    let mut headers = trying.headers.clone();
+    let mut headers = sent_on(trying.headers);
     propagation::inject(&mut headers, propagation::outgoing(span, trying.trace));
     Leg {
         engine: &worker.engine,

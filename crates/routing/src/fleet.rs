@@ -1,8 +1,8 @@
 //! The workers that a router knows, with what it learned about each.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
-use cairn_index::WorkerId;
+use cairn_index::{ByWorker, WorkerId};
 
 use crate::breaker::Breaker;
 use crate::drift::Drift;
@@ -46,7 +46,7 @@ struct Pool {
 #[derive(Debug, Default)]
 pub(crate) struct Fleet {
     slots: Vec<Option<WorkerState>>,
-    by_id: HashMap<WorkerId, Slot>,
+    by_id: ByWorker<Slot>,
     pools: BTreeMap<String, Pool>,
     /// Slots whose worker is gone, and since when.
     retired: Vec<(Micros, Slot)>,

@@ -25,8 +25,9 @@ impl TraceContext {
     #[must_use]
     pub fn generate(sampled: bool) -> Self {
         Self {
-            trace_id: rand::random_range(1..=u128::MAX),
-            span_id: rand::random_range(1..=u64::MAX),
+            // Of so many numbers none is 0 in practice, and drawing from all of them is cheaper than from all but that.
+            trace_id: rand::random::<u128>().max(1),
+            span_id: rand::random::<u64>().max(1),
             sampled,
         }
     }
@@ -111,6 +112,9 @@ pub fn inject(headers: &mut HeaderMap, context: TraceContext) {
 
 /// Makes `span` a child of `parent`; does nothing where traces aren't exported. Call it before the span is entered.
 pub fn set_parent(span: &Span, parent: TraceContext) {
+    if span.is_disabled() {
+        return;
+    }
     // Without an exporting layer there is no parent to set, and `outgoing` falls back to the caller's context.
     let _ = span.set_parent(Context::new().with_remote_span_context(parent.to_span_context()));
 }
@@ -129,6 +133,9 @@ pub fn outgoing(span: &Span, fallback: TraceContext) -> TraceContext {
 /// The exported identity of `span`, where traces are exported.
 #[must_use]
 pub fn of_span(span: &Span) -> Option<TraceContext> {
+    if span.is_disabled() {
+        return None;
+    }
     let context = span.context();
     let span_context = context.span().span_context().clone();
     span_context.is_valid().then(|| TraceContext {

@@ -1,33 +1,16 @@
 //! What a holder lacks inside its share of a run: sorted intervals of offsets, or a bit for each offset where many are missing.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 
 use super::bits::Bits;
 use super::run::RunId;
 use crate::HolderId;
 use crate::hint::prefetch;
+use crate::ids::IdHasher;
 
 /// Holes by run and holder; looked up, never iterated in an order that matters.
 pub(super) type HolesMap = HashMap<(RunId, HolderId), Holes, BuildHasherDefault<IdHasher>>;
-
-/// Hashes a few small numbers by multiplication; ids are ours, so nobody can choose them to collide.
-#[derive(Clone, Default)]
-pub(super) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0 ^ (self.0 >> 29)
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u32(u32::from(byte)));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0.rotate_left(32) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-}
 
 /// Intervals become bits where they take more bytes: 8 each against an eighth for each offset up to the last.
 const OFFSETS_PER_GAP: u32 = 64;

@@ -7,7 +7,6 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 
-use super::bell::Bell;
 use super::connection::Connection;
 use super::kept::Kept;
 use super::origin::Origin;
@@ -38,9 +37,6 @@ struct Way {
     connection: Connection,
     home: Arc<Kept>,
     origin: Origin,
-    bell: Arc<Bell>,
-    /// Rings the bell.
-    rings: Waker,
     /// Nobody asked for a part of the body yet: the first may have come with the head.
     is_new: bool,
 }
@@ -49,7 +45,7 @@ impl Way {
     /// Looks at the connection until it has brought a part of `body`, or nothing happens to it any more. Says too whether
     /// it is over.
     fn bring(&mut self, body: &mut Incoming, cx: &Context<'_>) -> (Poll<Part>, bool) {
-        if self.bell.is_waiting(cx) {
+        if self.connection.bell.is_waiting(cx) {
             return (Poll::Pending, false);
         }
         // Whoever polls the connection needn't be woken by the body.
@@ -60,14 +56,13 @@ impl Way {
             return (Poll::Ready(first), false);
         }
         loop {
-            self.bell.look();
-            let over = self.connection.drive(&mut Context::from_waker(&self.rings)).is_ready();
+            let over = self.connection.drive().is_ready();
             let polled = part();
             if polled.is_ready() {
-                self.bell.look_again();
+                self.connection.bell.look_again();
                 return (polled, over);
             }
-            if over || self.bell.wait(cx) {
+            if over || self.connection.bell.wait(cx) {
                 return (polled, over);
             }
         }
@@ -76,13 +71,10 @@ impl Way {
 
 impl Answer {
     pub(super) fn new(body: Incoming, connection: Connection, home: Arc<Kept>, origin: Origin) -> Self {
-        let bell = Bell::new();
         let way = Way {
             connection,
             home,
             origin,
-            rings: bell.waker(),
-            bell,
             is_new: true,
         };
         Self {
@@ -101,6 +93,7 @@ impl Answer {
             ..
         } = *way;
         if connection.rests() {
+            connection.bell.leave();
             home.put(&origin, connection);
         }
     }

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::chain;
+use crate::bell::Bell;
 
 type Io = MaybeHttpsStream<TokioIo<TcpStream>>;
 
@@ -22,6 +24,9 @@ pub(super) struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
     /// `None` once it is over.
     driver: Option<Box<http1::Connection<Io, Full<Bytes>>>>,
+    /// Rung when something happened to it since it was last driven.
+    pub(super) bell: Arc<Bell>,
+    rings: Waker,
 }
 
 /// Why there is no answer.
@@ -36,16 +41,20 @@ impl Connection {
     /// Over a connected stream.
     pub(super) async fn open(io: Io) -> Result<Self, hyper::Error> {
         let (sender, driver) = http1::handshake(io).await?;
+        let bell = Bell::new();
         Ok(Self {
             sender,
             driver: Some(Box::new(driver)),
+            rings: bell.waker(),
+            bell,
         })
     }
 
-    /// Reads and writes what can be; ready once the connection is over.
-    pub(super) fn drive(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Reads and writes what can be; ready once the connection is over. Rings when there is more to do.
+    pub(super) fn drive(&mut self) -> Poll<()> {
+        self.bell.look();
         if let Some(driver) = &mut self.driver {
-            match Pin::new(driver).poll(cx) {
+            match Pin::new(driver).poll(&mut Context::from_waker(&self.rings)) {
                 Poll::Pending => return Poll::Pending,
                 // How it ended is told to the request or the body that was under way.
                 Poll::Ready(_) => self.driver = None,
@@ -55,10 +64,10 @@ impl Connection {
     }
 
     /// Whether it is still open and has nothing to do: the last answer was read to its end, and the engine didn't close it
-    /// since. Nobody is woken by it from here on.
+    /// since.
     pub(super) fn rests(&mut self) -> bool {
-        let mut nobody = Context::from_waker(std::task::Waker::noop());
-        self.drive(&mut nobody).is_pending() && self.sender.is_ready()
+        let untouched = self.bell.is_quiet() && self.driver.is_some() && self.sender.is_ready();
+        untouched || (self.drive().is_pending() && self.sender.is_ready())
     }
 
     /// Sends a request and gives the head of its answer; dropping the future closes the connection.
@@ -67,13 +76,20 @@ impl Connection {
         request: Request<Full<Bytes>>,
     ) -> Result<(Response<Incoming>, Self), NoAnswer> {
         let mut answer = pin!(self.sender.try_send_request(request));
+        self.bell.look_again();
         let answered = poll_fn(|cx| {
-            let over = self.drive(cx).is_ready();
-            // What has just been read; the connection alone wakes the task.
-            match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(answered) => Poll::Ready(Some(answered)),
-                Poll::Pending if over => Poll::Ready(None),
-                Poll::Pending => Poll::Pending,
+            if self.bell.is_waiting(cx) {
+                return Poll::Pending;
+            }
+            loop {
+                let over = self.drive().is_ready();
+                // What has just been read; the connection alone wakes the task.
+                match answer.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready(answered) => return Poll::Ready(Some(answered)),
+                    Poll::Pending if over => return Poll::Ready(None),
+                    Poll::Pending if self.bell.wait(cx) => return Poll::Pending,
+                    Poll::Pending => {}
+                }
             }
         })
         .await;

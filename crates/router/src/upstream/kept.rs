@@ -1,12 +1,11 @@
 //! Connections that wait for the next request to their engine.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::connection::Connection;
-use super::origin::Origin;
+use super::origin::{ByOrigin, Origin};
 
 /// Idle connections are closed before uvicorn, the engines' server, closes them itself after 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
@@ -23,7 +22,7 @@ struct Idle {
 /// The idle connections of one lane, by engine; the one used last is at the end.
 #[derive(Default)]
 pub(super) struct Kept {
-    idle: Mutex<HashMap<Origin, Vec<Idle>>>,
+    idle: Mutex<ByOrigin<Vec<Idle>>>,
 }
 
 impl Kept {

@@ -1,6 +1,7 @@
 //! Where connections lead to.
 
-use std::hash::{Hash, Hasher};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use http::HeaderValue;
@@ -15,6 +16,8 @@ struct Place {
     scheme: Scheme,
     authority: Authority,
     host: HeaderValue,
+    /// Of host and port; every request looks its engine's connections up twice.
+    hash: u64,
 }
 
 impl Origin {
@@ -27,10 +30,13 @@ impl Origin {
         };
         let host = if usual { authority.host() } else { authority.as_str() };
         let host = HeaderValue::from_str(host).ok()?;
+        let mut hasher = DefaultHasher::new();
+        authority.as_str().hash(&mut hasher);
         Some(Self(Arc::new(Place {
             scheme,
             authority,
             host,
+            hash: hasher.finish(),
         })))
     }
 
@@ -61,6 +67,29 @@ impl Eq for Origin {}
 
 impl Hash for Origin {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.authority.as_str().hash(state);
+        state.write_u64(self.0.hash);
+    }
+}
+
+/// Things by origin, whose hash is made already.
+pub(super) type ByOrigin<T> = HashMap<Origin, T, BuildHasherDefault<Made>>;
+
+/// Takes a hash as it is.
+#[derive(Default)]
+pub(super) struct Made(u64);
+
+impl Hasher for Made {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes
+            .iter()
+            .for_each(|&byte| self.0 = self.0.rotate_left(8) ^ u64::from(byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
     }
 }

@@ -1,4 +1,4 @@
-//! Says whether anything happened to a connection since it was last looked at.
+//! Says whether anything happened to a thing since it was last looked at.
 //!
 //! A connection wakes whoever polls it, and also does so while it is being polled: each frame that is taken out of its
 //! channel makes room there. Passed on to the task, that would run the task a second time for every chunk of a stream; and each
@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use futures::task::AtomicWaker;
 
@@ -17,23 +17,43 @@ const RUNG: u8 = 1;
 /// The task waits and is to be woken.
 const WAITING: u8 = 2;
 
-/// What a connection wakes in place of the task.
-pub(super) struct Bell {
+/// What is woken in place of the task.
+pub(crate) struct Bell {
     state: AtomicU8,
     task: AtomicWaker,
 }
 
 impl Bell {
-    /// One that has rung: the connection wasn't looked at yet.
-    pub(super) fn new() -> Arc<Self> {
+    /// One that has rung: nobody looked yet.
+    pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             state: AtomicU8::new(RUNG),
             task: AtomicWaker::new(),
         })
     }
 
+    /// Polls with `look`, which gets the bell as its waker, but only where the bell has rung since the last time; at its
+    /// next ring `cx`'s task is woken.
+    pub(crate) fn poll<T>(
+        &self,
+        rings: &Waker,
+        cx: &Context<'_>,
+        mut look: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        if self.is_waiting(cx) {
+            return Poll::Pending;
+        }
+        loop {
+            self.look();
+            let polled = look(&mut Context::from_waker(rings));
+            if polled.is_ready() || self.wait(cx) {
+                return polled;
+            }
+        }
+    }
+
     /// From now on `cx`'s task is woken. Returns whether it has to wait still: nothing happened.
-    pub(super) fn is_waiting(&self, cx: &Context<'_>) -> bool {
+    pub(crate) fn is_waiting(&self, cx: &Context<'_>) -> bool {
         if self.state.load(Ordering::Acquire) != WAITING {
             return false;
         }
@@ -42,25 +62,35 @@ impl Bell {
         self.state.load(Ordering::Acquire) == WAITING
     }
 
-    /// Someone looks at the connection now, so that ringing wakes nobody.
-    pub(super) fn look(&self) {
+    /// Someone looks now, so that ringing wakes nobody.
+    pub(crate) fn look(&self) {
         self.state.store(QUIET, Ordering::Release);
     }
 
     /// Nothing was found: `cx`'s task waits. `false` where it has rung since [`Bell::look`], and must be looked again.
-    pub(super) fn wait(&self, cx: &Context<'_>) -> bool {
+    pub(crate) fn wait(&self, cx: &Context<'_>) -> bool {
         self.task.register(cx.waker());
         let (from, to) = (Ordering::AcqRel, Ordering::Acquire);
         self.state.compare_exchange(QUIET, WAITING, from, to).is_ok()
     }
 
     /// There may be more to find.
-    pub(super) fn look_again(&self) {
+    pub(crate) fn look_again(&self) {
         self.state.store(RUNG, Ordering::Release);
     }
 
-    /// What connections are polled with.
-    pub(super) fn waker(self: &Arc<Self>) -> Waker {
+    /// Nobody waits any more; whether it has rung stays known.
+    pub(crate) fn leave(&self) {
+        drop(self.task.take());
+    }
+
+    /// Whether nothing happened since [`Bell::look`].
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.state.load(Ordering::Acquire) == QUIET
+    }
+
+    /// What rings it.
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
         Waker::from(Arc::clone(self))
     }
 }
