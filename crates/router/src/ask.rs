@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode, header};
+use http::{HeaderMap, HeaderName, StatusCode, header};
 use tracing::Instrument;
 
 use crate::ask_engine;
 use crate::body::{Chat, Endpoint, Fields, Member, PromptInput, ScannedBody};
-use crate::decide::{Asked, looks_at_text, policy_of};
+use crate::decide::{Asked, looks_at_text, policy_name};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Pool};
 use crate::metrics::Reason;
@@ -18,10 +18,10 @@ use crate::state::Router;
 use crate::tokenize::{Budget, Degraded, Job, Tokens, too_long};
 
 /// SageMaker's header that steers affinity: 1 to 64 printable ASCII characters.
-const AFFINITY_HEADER: &str = "x-amzn-sagemaker-prefix-aware-id";
+static AFFINITY_HEADER: HeaderName = HeaderName::from_static("x-amzn-sagemaker-prefix-aware-id");
 const AFFINITY_BYTES_MAX: usize = 64;
 /// Chooses a request's policy, where that is allowed.
-pub(crate) const POLICY_HEADER: &str = "x-cairn-policy";
+static POLICY_HEADER: HeaderName = HeaderName::from_static("x-cairn-policy");
 
 /// What came with a request besides its body.
 pub(crate) struct Arrival {
@@ -147,7 +147,7 @@ pub(crate) async fn ask<'a>(
     let policy = request_policy(router, &arrival.headers)?;
     let by_text = match &policy {
         Some(policy) => looks_at_text(policy),
-        None => policy_of(router, pool).is_ok_and(|policy| looks_at_text(policy.name())),
+        None => looks_at_text(policy_name(router, pool)),
     };
     let (tokens, text) = tokenize(router, pool, parsed, by_text).await?;
     if let Some(max) = pool.max_model_len
@@ -256,7 +256,10 @@ fn truncated(mut ids: Vec<u32>, how: Option<cairn_tokens::Truncate>) -> Vec<u32>
 
 /// The policy that a request names, where that is allowed.
 fn request_policy(router: &Router, headers: &HeaderMap) -> Result<Option<String>, ApiError> {
-    let Some(value) = headers.get(POLICY_HEADER).filter(|_| router.config.allow_policy_header) else {
+    let Some(value) = headers
+        .get(&POLICY_HEADER)
+        .filter(|_| router.config.allow_policy_header)
+    else {
         return Ok(None);
     };
     let name = value.to_str().unwrap_or_default();
@@ -267,7 +270,7 @@ fn request_policy(router: &Router, headers: &HeaderMap) -> Result<Option<String>
 }
 
 fn affinity(headers: &HeaderMap, fields: &Fields<'_>) -> Result<Vec<u8>, ApiError> {
-    if let Some(value) = headers.get(AFFINITY_HEADER) {
+    if let Some(value) = headers.get(&AFFINITY_HEADER) {
         let bytes = value.as_bytes();
         if bytes.is_empty() || bytes.len() > AFFINITY_BYTES_MAX || !bytes.iter().all(|b| (0x20..0x7f).contains(b)) {
             return Err(ApiError::invalid(

@@ -329,15 +329,19 @@ pub(crate) fn looks_at_text(policy: &str) -> bool {
     matches!(policy, "prefix" | "chwbl" | "session")
 }
 
+/// The name of a pool's policy: the router's own word on the pool, the index's, the router's default.
+pub(crate) fn policy_name<'a>(router: &'a Router, pool: &'a Pool) -> &'a str {
+    let own = router.config.pool.iter().find(|own| own.name == pool.name);
+    [own.map_or("", |own| &own.policy), &pool.policy]
+        .into_iter()
+        .find(|name| !name.is_empty())
+        .unwrap_or(&router.config.policy)
+}
+
 /// The configured policy of each pool, with its options.
 pub(crate) fn policy_of(router: &Router, pool: &Pool) -> Result<PolicyConfig, String> {
-    let own = router.config.pool.iter().find(|own| own.name == pool.name);
-    let name = own
-        .map(|own| own.policy.as_str())
-        .filter(|name| !name.is_empty())
-        .or(Some(pool.policy.as_str()).filter(|name| !name.is_empty()))
-        .unwrap_or(&router.config.policy);
-    match own {
+    let name = policy_name(router, pool);
+    match router.config.pool.iter().find(|own| own.name == pool.name) {
         Some(own) if !own.options.is_empty() => with_options(name, &own.options),
         _ => PolicyConfig::by_name(name).map_err(|e| e.to_string()),
     }

@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use crate::ask::{Arrival, Parsed, ask, parse, pool_of, scan};
 use crate::body::{BodyLimits, EditPlan, Endpoint, edit};
-use crate::decide::{Asked, Decided, Reservation, decide, policy_of};
+use crate::decide::{Asked, Decided, Reservation, decide, policy_name};
 use crate::error::ApiError;
 use crate::fleet::{Fleet, Worker};
 use crate::forward::{Begun, Leg, begin};
@@ -313,10 +313,9 @@ fn choose(
         (_, Some(Degraded::Budget)) => "partial_tokens",
         _ => "tokens",
     };
-    let policy = asked.policy.as_deref().map_or_else(
-        || policy_of(router, asked.pool).map_or("kv", |policy| policy.name()),
-        |name| cairn_routing::PolicyConfig::by_name(name).map_or("kv", |policy| policy.name()),
-    );
+    let named = asked.policy.as_deref();
+    let named = named.unwrap_or_else(|| policy_name(router, asked.pool));
+    let policy = cairn_routing::PolicyConfig::by_name(named).map_or("kv", |policy| policy.name());
     router.metrics.decisions.inc(&PolicyLabel { policy, basis });
     Ok(decided)
 }

@@ -79,7 +79,10 @@ pub(crate) fn members(text: &[u8]) -> Result<Vec<Member<'_>>, ScanError> {
 
 /// The same, and the turns of the last `messages`, where that is a plain conversation.
 fn object(text: &[u8]) -> Result<(Vec<Member<'_>>, Option<Placed>), ScanError> {
-    if let Err(error) = std::str::from_utf8(text) {
+    // Most bodies are ASCII, which is seen at a glance.
+    if !text.is_ascii()
+        && let Err(error) = std::str::from_utf8(text)
+    {
         return Err(ScanError::Utf8 {
             at: error.valid_up_to(),
         });
