@@ -18,15 +18,16 @@ use std::sync::Arc;
 
 /// Encloses a text's number in a mark; from a private-use plane, so that no template holds it.
 const MARK: char = '\u{10FFFC}';
-/// Longer sequences of roles are rendered each time.
-const ROLES_BYTES_MAX: usize = 16 << 10;
+/// Roles with plans. Engines take any word for a role; others are rendered each time, so that nobody fills the memory, or
+/// the time, with plans for words of their own.
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+/// Longer conversations are rendered each time.
+const MESSAGES_MAX: usize = 4_096;
 /// Plans with more text of the template's own aren't kept.
 const FIXED_BYTES_MAX: usize = 64 << 10;
 /// All is forgotten when there are more plans, or more bytes in them, than this.
 const PLANS_MAX: usize = 512;
 const BYTES_MAX: usize = 4 << 20;
-/// The same of sets of roles.
-const SETS_MAX: usize = 64;
 
 /// What is known of a template's renderings.
 #[derive(Debug, Default)]
@@ -34,10 +35,10 @@ pub(super) struct Plans(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By roles in their order; `None` where the template has to be rendered.
-    by_roles: HashMap<Box<str>, Option<Arc<Plan>>>,
-    /// Conditions, by the roles that occur.
-    by_set: HashMap<String, Option<Arc<Conditions>>>,
+    /// By roles in their order, as places in [`ROLES`]; `None` where the template has to be rendered.
+    by_roles: HashMap<Box<[u8]>, Option<Arc<Plan>>>,
+    /// Conditions, by the roles that occur, one bit each.
+    by_set: HashMap<u8, Option<Arc<Conditions>>>,
     bytes: usize,
 }
 
@@ -87,7 +88,7 @@ impl Plans {
         render: impl FnOnce(&[PlainMessage<'_>]) -> Option<String>,
     ) {
         let Some(roles) = sequence(messages) else { return };
-        let plan = match self.conditions(messages, follow) {
+        let plan = match self.conditions(&roles, follow) {
             // Texts like these tell nothing of others with the same roles.
             Some(conditions) if !messages.iter().all(|m| conditions.hold(&m.content)) => return,
             Some(conditions) => Plan::make(messages, conditions, render).filter(|plan| plan.fill(messages) == text),
@@ -96,7 +97,8 @@ impl Plans {
         let mut known = self.0.lock();
         let more = roles.len() + plan.as_ref().map_or(0, Plan::bytes);
         if known.by_roles.len() >= PLANS_MAX || known.bytes + more > BYTES_MAX {
-            *known = Known::default();
+            known.by_roles.clear();
+            known.bytes = 0;
         }
         known.bytes += more;
         known.by_roles.insert(roles.into(), plan.map(Arc::new));
@@ -104,37 +106,28 @@ impl Plans {
 
     fn conditions(
         &self,
-        messages: &[PlainMessage<'_>],
+        roles: &[u8],
         follow: impl FnOnce(&BTreeSet<&str>) -> Option<Conditions>,
     ) -> Option<Arc<Conditions>> {
-        let set: BTreeSet<&str> = messages.iter().map(|m| &*m.role).collect();
-        let name = set.iter().copied().collect::<Vec<_>>().join("\n");
-        if let Some(known) = self.0.lock().by_set.get(&name) {
+        let bits = roles.iter().fold(0, |bits, at| bits | 1 << at);
+        if let Some(known) = self.0.lock().by_set.get(&bits) {
             return known.clone();
         }
+        let set = roles.iter().map(|at| ROLES[usize::from(*at)]).collect();
         let followed = follow(&set).map(Arc::new);
-        let mut known = self.0.lock();
-        if known.by_set.len() >= SETS_MAX {
-            known.by_set.clear();
-        }
-        known.by_set.insert(name, followed.clone());
+        self.0.lock().by_set.insert(bits, followed.clone());
         followed
     }
 }
 
-/// The roles in their order; `None` where they are too long to be kept, or could be taken for others.
-fn sequence(messages: &[PlainMessage<'_>]) -> Option<String> {
-    let bytes: usize = messages.iter().map(|m| m.role.len() + 1).sum();
-    let plain = |role: &str| role.bytes().all(|b| (b' '..0x7f).contains(&b));
-    if bytes > ROLES_BYTES_MAX || !messages.iter().all(|m| plain(&m.role)) {
+/// The roles in their order; `None` where there is no plan for them.
+fn sequence(messages: &[PlainMessage<'_>]) -> Option<Vec<u8>> {
+    if messages.len() > MESSAGES_MAX {
         return None;
     }
-    let mut out = String::with_capacity(bytes);
-    for message in messages {
-        out.push_str(&message.role);
-        out.push('\n');
-    }
-    Some(out)
+    let place = |m: &PlainMessage<'_>| ROLES.iter().position(|role| *role == m.role);
+    let places = messages.iter().map(place);
+    places.map(|at| u8::try_from(at?).ok()).collect()
 }
 
 impl Plan {
