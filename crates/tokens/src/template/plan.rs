@@ -7,6 +7,7 @@
 
 mod conditions;
 mod flow;
+mod seen;
 
 use crate::PlainMessage;
 pub(super) use conditions::Conditions;

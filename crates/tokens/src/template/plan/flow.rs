@@ -6,16 +6,13 @@
 //! else looks at a text makes the template [`Opaque`].
 
 use super::conditions::Conditions;
+use super::seen::{Kind, Opaque, Seen};
 use crate::format::ContentFormat;
 use minijinja::Value;
 use minijinja::machinery::ast::{
     BinOpKind, Call, CallArg, CompareOpKind, Expr, Filter, Macro, Stmt, Test, UnaryOpKind,
 };
 use std::collections::{BTreeSet, HashMap};
-
-/// The template looks at a text, or at a message as a whole.
-#[derive(Debug)]
-pub(in crate::template) struct Opaque;
 
 /// Under which conditions on its texts a conversation of `roles` is rendered from pieces that the roles decide, where
 /// messages have their content in this `format`; `given` are the template's other variables.
@@ -48,115 +45,6 @@ pub(in crate::template) fn follow(
         flow.statement(tree)?;
     }
     Ok(flow.conditions)
-}
-
-/// What an expression is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    /// The same in all conversations of these roles.
-    Fixed,
-    /// Not there.
-    Absent,
-    /// `none`.
-    Nothing,
-    /// A message's role.
-    Role,
-    /// A part's type.
-    PartType,
-    /// The text of a message, whole.
-    Text,
-    /// The content of a message: a list of one part.
-    Parts,
-    /// That part: its type, which is `text`, and the text.
-    Part,
-    /// Texts and fixed parts, one after the other.
-    Joined,
-    /// A message.
-    Message,
-    /// The messages, or some of them.
-    Messages,
-}
-
-impl Kind {
-    fn fixed(self) -> bool {
-        matches!(
-            self,
-            Self::Fixed | Self::Absent | Self::Nothing | Self::Role | Self::PartType
-        )
-    }
-}
-
-/// What is known of an expression's value.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Seen {
-    kind: Kind,
-    /// Whether it is nothing else; else it may be fixed.
-    sure: bool,
-    /// Whether it is there: a variable may be read where it isn't set.
-    set: bool,
-    /// Whether it is true, where that is known.
-    truth: Option<bool>,
-}
-
-impl Seen {
-    const FIXED: Self = Self {
-        kind: Kind::Fixed,
-        sure: true,
-        set: true,
-        truth: None,
-    };
-
-    fn sure(kind: Kind) -> Self {
-        let truth = match kind {
-            Kind::Absent | Kind::Nothing => Some(false),
-            // An empty text isn't rendered from pieces.
-            Kind::Text | Kind::Parts | Kind::Part | Kind::PartType => Some(true),
-            Kind::Fixed | Kind::Role | Kind::Joined | Kind::Message | Kind::Messages => None,
-        };
-        Self {
-            kind,
-            truth,
-            ..Self::FIXED
-        }
-    }
-
-    fn known(truth: Option<bool>) -> Self {
-        Self { truth, ..Self::FIXED }
-    }
-
-    /// One of a list, as sure as the list.
-    fn item(self, kind: Kind) -> Self {
-        Self {
-            sure: self.sure,
-            ..Self::sure(kind)
-        }
-    }
-
-    /// Whether it is this and nothing else.
-    fn is(self, kind: Kind) -> bool {
-        self.sure && self.kind == kind
-    }
-
-    /// Either of two.
-    fn or(self, other: Self) -> Result<Self, Opaque> {
-        if self == other {
-            return Ok(self);
-        }
-        let kind = match (self.kind, other.kind) {
-            (a, b) if a == b => a,
-            (a, b) if a.fixed() && b.fixed() => Kind::Fixed,
-            (a, b) if b.fixed() => a,
-            (a, b) if a.fixed() => b,
-            (Kind::Text | Kind::Joined, Kind::Text | Kind::Joined) => Kind::Joined,
-            _ => return Err(Opaque),
-        };
-        Ok(Self {
-            kind,
-            sure: self.kind == other.kind && self.sure && other.sure,
-            set: self.set && other.set,
-            truth: self.truth.filter(|_| self.truth == other.truth),
-        })
-    }
 }
 
 /// Functions whose result hangs on their arguments alone, or on how often they were called.
@@ -387,7 +275,7 @@ impl<'t> Flow<'t, '_> {
 
     fn expr(&mut self, e: &'t Expr<'t>) -> Result<Seen, Opaque> {
         match e {
-            Expr::Const(value) => Ok(constant(&value.value)),
+            Expr::Const(value) => Ok(Seen::constant(&value.value)),
             Expr::Var(variable) => Ok(self.variable(variable.id)),
             Expr::Slice(slice) => {
                 for border in [&slice.start, &slice.stop, &slice.step].into_iter().flatten() {
@@ -490,7 +378,7 @@ impl<'t> Flow<'t, '_> {
             };
         }
         match self.given.iter().rev().find(|(given, _)| *given == name) {
-            Some((_, value)) => constant(value),
+            Some((_, value)) => Seen::constant(value),
             // A function, `loop`, or not there.
             None => Seen::FIXED,
         }
@@ -718,11 +606,4 @@ impl<'t> Flow<'t, '_> {
             _ => Err(Opaque),
         }
     }
-}
-
-fn constant(value: &Value) -> Seen {
-    if value.is_none() {
-        return Seen::sure(Kind::Nothing);
-    }
-    Seen::known(Some(value.is_true()))
 }
