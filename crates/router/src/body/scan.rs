@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -109,7 +110,10 @@ fn object(text: &[u8]) -> Result<(Vec<Member<'_>>, Option<Placed>), ScanError> {
             let value = scan.at;
             if key.is(text, b"messages") {
                 let member = found.len();
-                turns = scan.turns_or_value()?.map(|turns| Placed { member, turns });
+                turns = scan.turns_or_value()?.map(|turns| Placed {
+                    member,
+                    turns: Arc::new(turns),
+                });
             } else {
                 scan.value()?;
             }
@@ -144,7 +148,7 @@ fn object(text: &[u8]) -> Result<(Vec<Member<'_>>, Option<Placed>), ScanError> {
 /// Turns, and the number of the member that holds them.
 struct Placed {
     member: usize,
-    turns: Vec<Turn>,
+    turns: Arc<Vec<Turn>>,
 }
 
 /// A string in a text that was validated.
@@ -221,7 +225,7 @@ impl ScannedBody {
     /// The conversation, where the member of this number is one of nothing but roles and texts.
     pub(crate) fn turns(&self, member: usize) -> Option<Turns> {
         let placed = self.turns.as_ref().filter(|placed| placed.member == member)?;
-        Some(Turns::new(self.bytes.clone(), placed.turns.clone()))
+        Some(Turns::new(self.bytes.clone(), Arc::clone(&placed.turns)))
     }
 
     /// Its members.

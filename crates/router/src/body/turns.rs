@@ -2,6 +2,7 @@
 //! is rendered.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use cairn_tokens::PlainMessage;
@@ -19,7 +20,7 @@ pub(super) struct Turn {
 #[derive(Clone, Debug)]
 pub(crate) struct Turns {
     body: Bytes,
-    turns: Vec<Turn>,
+    turns: Arc<Vec<Turn>>,
 }
 
 impl Scan<'_> {
@@ -78,7 +79,7 @@ impl Scan<'_> {
 }
 
 impl Turns {
-    pub(super) fn new(body: Bytes, turns: Vec<Turn>) -> Self {
+    pub(super) fn new(body: Bytes, turns: Arc<Vec<Turn>>) -> Self {
         Self { body, turns }
     }
 

@@ -181,3 +181,65 @@ impl Plan {
         self.fixed.len() + size_of_val(self.cuts.as_slice()) + size_of::<Self>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conversation(turns: usize) -> Vec<PlainMessage<'static>> {
+        let message = |at: usize| PlainMessage {
+            role: ROLES[1 + at % 2].into(),
+            content: format!("text {at}").into(),
+        };
+        (0..turns).map(message).collect()
+    }
+
+    fn written(messages: &[PlainMessage<'_>]) -> String {
+        messages.iter().map(|m| format!("<{}>{}", m.role, m.content)).collect()
+    }
+
+    fn learn(plans: &Plans, messages: &[PlainMessage<'_>]) {
+        let follow = |_: &BTreeSet<&str>| Some(Conditions::default());
+        plans.learn(messages, &written(messages), follow, |marked| Some(written(marked)));
+    }
+
+    #[test]
+    fn plans_stay_within_their_bounds_and_go_on_being_made() {
+        let plans = Plans::default();
+        for turns in 1..2_000 {
+            let messages = conversation(turns);
+            learn(&plans, &messages);
+            let Found::Text(text) = plans.render(&messages) else {
+                panic!("no plan for {turns} turns");
+            };
+            assert_eq!(text, written(&messages));
+            let known = plans.0.lock();
+            assert!(known.by_roles.len() <= PLANS_MAX && known.bytes <= BYTES_MAX, "{turns}");
+        }
+    }
+
+    #[test]
+    fn the_longest_conversations_and_templates_have_none() {
+        let plans = Plans::default();
+        let long = conversation(MESSAGES_MAX + 1);
+        learn(&plans, &long);
+        assert!(matches!(plans.render(&long), Found::Unfit));
+        let messages = conversation(1);
+        let wordy = |messages: &[PlainMessage<'_>]| " ".repeat(FIXED_BYTES_MAX + 1) + &messages[0].content;
+        let follow = |_: &BTreeSet<&str>| Some(Conditions::default());
+        plans.learn(&messages, &wordy(&messages), follow, |marked| Some(wordy(marked)));
+        assert!(matches!(plans.render(&messages), Found::Unfit));
+    }
+
+    #[test]
+    fn a_plan_that_a_real_rendering_contradicts_is_not_used() {
+        let plans = Plans::default();
+        let messages = conversation(2);
+        let follow = |_: &BTreeSet<&str>| Some(Conditions::default());
+        let shouted = written(&messages).to_uppercase();
+        plans.learn(&messages, &shouted, follow, |marked| {
+            Some(written(marked).to_uppercase())
+        });
+        assert!(matches!(plans.render(&messages), Found::Unfit));
+    }
+}
